@@ -1,0 +1,1 @@
+"""The services: accepting, computing, delivering, and reading what became of it."""

@@ -1,0 +1,1 @@
+"""HTTP: limits, ids, errors, the access log and the routes."""
