@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -39,7 +40,7 @@ def model(name: str, sizes: Sequence[int], seed: int = 0) -> Path:
     path = HOME / "models" / f"{name}.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     rng, nodes, weights, value = np.random.default_rng(seed), [], [], "x"
-    for layer, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for layer, (rows, columns) in enumerate(itertools.pairwise(sizes)):
         weights.append(numpy_helper.from_array((rng.standard_normal((rows, columns)) / rows).astype("f4"), f"w{layer}"))
         weights.append(numpy_helper.from_array(np.zeros(columns, "f4"), f"b{layer}"))
         last = layer == len(sizes) - 2

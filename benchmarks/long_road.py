@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import kit
 
@@ -213,7 +212,8 @@ def report(
     p50, p99 = (kit.median([pair[index] for pair in disk]) for index in (0, 1))
     notes = [
         f"Disk: append 4 KiB + fsync p50 {p50:.2f} ms, p99 {p99:.2f} ms. {', '.join(versions)}.",
-        f"A headrace producer keeps {IN_FLIGHT} HTTP requests in flight and each 202 is on disk; the peers' Redis writes nothing to disk.",
+        f"A headrace producer keeps {IN_FLIGHT} HTTP requests in flight and each 202 is on disk;",
+        "the peers' Redis writes nothing to disk.",
     ]
     kit.table("The long road, end to end (accept to result readable), tiny model", columns, rows, notes)
 
