@@ -1,4 +1,4 @@
-"""Message and Result: what travels on a topic and what comes of it, their ids and their bytes."""
+"""Message and Result: what travels on a topic and what comes of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import msgspec
 
 __all__ = ["SCHEMA", "Dispatch", "ErrorRecord", "Message", "Result"]
 
-#: Version of the encoded form. A reader refuses a newer one, with a reason, instead of guessing.
+#: Version of the encoded form. A reader refuses a newer one, with a reason, instead of guessing. New fields with
+#: a default do not need a new version: a reader skips what it does not know.
 SCHEMA = 1
 
 
