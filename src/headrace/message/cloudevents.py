@@ -158,7 +158,7 @@ def sound_traceparent(text: str | None) -> str | None:
 
 
 class _Attributes:
-    """The attributes of one event, whatever prefix the binding put before them."""
+    """Attributes as they were found, whatever prefix the binding put before them."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._found: dict[str, str] = {}
@@ -213,7 +213,7 @@ class _Attributes:
         number = said.removeprefix(type_)
         if number == said or not (number.isascii() and number.isdigit() and len(number) < 4):
             raise InvalidRequest(
-                "these headers are of another kind of event",
+                "these are not the headers of a message or a result of this kind",
                 details={"reason": "not_ours", "expected": f"{type_}{SCHEMA}"},
             )
         if int(number) > SCHEMA:

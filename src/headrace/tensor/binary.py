@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 
-from headrace.errors import InvalidValue, ShapeMismatch, TooLarge
-from headrace.tensor.datatypes import Datatype, Tensor, clip, refuse_declared, size_of
+from headrace.errors import InvalidValue, TooLarge
+from headrace.tensor.datatypes import Datatype, Tensor, clip, size_of
+from headrace.tensor.refusals import refuse_declared, refuse_size
 
 __all__ = ["tensor_from_bytes", "tensor_to_bytes"]
 
@@ -37,7 +37,7 @@ def tensor_from_bytes(
         return _read_elements(name, tuple(shape), count, data, kind)
     size, wanted = len(data), count * datatype.numpy.itemsize
     if size != wanted:
-        _refuse_size(name, shape, datatype, wanted, size, kind)
+        refuse_size(name, shape, datatype, wanted, size, kind)
     array = np.frombuffer(data, dtype=datatype.numpy).reshape(shape)
     if datatype is Datatype.BOOL and size and int(array.view(np.uint8).max()) > 1:
         raise InvalidValue(
@@ -65,7 +65,7 @@ def _read_elements(
 ) -> Tensor:
     size = len(data)
     if count * _LENGTH.size > size:
-        _refuse_size(name, shape, Datatype.BYTES, f"at least {count * _LENGTH.size}", size, kind)
+        refuse_size(name, shape, Datatype.BYTES, f"at least {count * _LENGTH.size}", size, kind)
     view = memoryview(data)
     held = np.empty(count, dtype=object)
     at = 0
@@ -73,17 +73,8 @@ def _read_elements(
         start = at + _LENGTH.size
         at = start + _LENGTH.unpack_from(view, at)[0] if start <= size else size + 1
         if at > size:
-            _refuse_size(name, shape, Datatype.BYTES, f"the {count} elements to end", size, kind)
+            refuse_size(name, shape, Datatype.BYTES, f"the {count} elements to end", size, kind)
         held[index] = bytes(view[start:at])
     if at != size:
-        _refuse_size(name, shape, Datatype.BYTES, at, size, kind)
+        refuse_size(name, shape, Datatype.BYTES, at, size, kind)
     return Tensor(Datatype.BYTES, held.reshape(shape))
-
-
-def _refuse_size(
-    name: str, shape: Sequence[int], datatype: Datatype, expected: int | str, actual: int, kind: str
-) -> NoReturn:
-    raise ShapeMismatch(
-        f"{kind} {clip(name)!r}: {datatype} of shape {list(shape)} takes {expected} bytes, received {actual}",
-        details={kind: clip(name), "expected": expected, "actual": actual, "shape": list(shape)},
-    )

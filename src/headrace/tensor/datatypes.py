@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import DtypeMismatch, InvalidValue, ShapeMismatch
+from headrace.errors import DtypeMismatch, InvalidValue
 
 __all__ = [
     "DIMENSIONS_MAX",
+    "FLOATS",
     "Array",
     "Datatype",
     "Tensor",
     "clip",
     "datatype_named",
-    "refuse_declared",
     "size_of",
 ]
 
@@ -83,6 +83,9 @@ for _datatype in Datatype:
     _datatype.numpy = np.dtype(_NUMPY[_datatype.value])
     _datatype.itemsize = None if _datatype is Datatype.BYTES else _datatype.numpy.itemsize
 
+#: The datatypes that hold NaN and Infinity.
+FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
+
 _BY_NAME = {datatype.value: datatype for datatype in Datatype}
 _BY_NUMPY: dict[np.dtype[Any], Datatype] = {
     datatype.numpy: datatype for datatype in Datatype if datatype is not Datatype.BYTES
@@ -106,8 +109,11 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         Raises DtypeMismatch for what has no datatype here (complex numbers, dates, mixed objects) and for
         what is not of `datatype` where that is given; nothing is ever converted in value.
         """
-        found = np.asarray(array)
-        native = found.dtype.newbyteorder("=") if found.dtype.byteorder == ">" else found.dtype
+        try:
+            found = np.asarray(array)
+        except ValueError as error:
+            raise DtypeMismatch("the values are not rectangular and have no shape") from error
+        native = found.dtype.newbyteorder("=") if found.dtype.byteorder in "<>" else found.dtype
         known: Datatype | None = _BY_NUMPY.get(native)
         if known is None:
             known, found = Datatype.BYTES, _as_bytes(found)
@@ -168,19 +174,6 @@ def size_of(shape: Sequence[int], datatype: Datatype) -> int | None:
         count *= dimension
         reach *= dimension or 1
     return None if reach > _BYTES_MAX else count
-
-
-def refuse_declared(name: str, shape: Sequence[int], kind: str) -> NoReturn:
-    """Raise ShapeMismatch for a shape that `size_of` calls impossible."""
-    few = len(shape) <= DIMENSIONS_MAX
-    raise ShapeMismatch(
-        f"{kind} {clip(name)!r}: no tensor has the shape {list(shape) if few else 'given'}",
-        details={
-            kind: clip(name),
-            "expected": f"at most {DIMENSIONS_MAX} dimensions, none negative, and at most 2^63-1 bytes",
-            "actual": list(shape) if few else f"{len(shape)} dimensions",
-        },
-    )
 
 
 def clip(text: str, length_max: int = 64) -> str:

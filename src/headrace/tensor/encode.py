@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import numpy as np
+from msgspec import Raw
 
 from headrace.errors import InvalidValue
 from headrace.tensor.binary import tensor_to_bytes
-from headrace.tensor.datatypes import Tensor
+from headrace.tensor.datatypes import Datatype, Tensor
 from headrace.tensor.infer import InferAnswer, InferRequest, RequestedOutput
 from headrace.tensor.values import tensor_to_json
 
@@ -19,6 +21,10 @@ __all__ = ["answer_object", "digest_inputs", "encode_answer", "encode_request"]
 
 #: Tensors start at multiples of this in what we write, so that reading needs no copy.
 _ALIGNMENT = 16
+#: So many numbers become Python objects at a time.
+_PIECE = 1 << 16
+
+_ENCODE = msgspec.json.Encoder().encode
 
 
 def encode_request(request: InferRequest) -> tuple[bytes, int]:
@@ -36,7 +42,7 @@ def encode_request(request: InferRequest) -> tuple[bytes, int]:
     head["inputs"] = [_binary_tensor(name, tensor, parts) for name, tensor in request.inputs.items()]
     if request.outputs is not None:
         head["outputs"] = [_requested_object(output) for output in request.outputs]
-    text = msgspec.json.encode(head)
+    text = _ENCODE(head)
     text += b" " * (-len(text) % _ALIGNMENT)
     return b"".join([text, *parts]), len(text)
 
@@ -55,8 +61,8 @@ def encode_answer(answer: InferAnswer, *, binary: bool | Collection[str] = False
             mixed = True
             outputs.append(_binary_tensor(name, tensor, parts))
         else:
-            outputs.append(_json_tensor(name, tensor, tensor_to_json(tensor, flat=True, name=name)))
-    text = msgspec.json.encode(_answer_head(answer, outputs))
+            outputs.append(_json_tensor(name, tensor, _flat_data(name, tensor)))
+    text = _ENCODE(_answer_head(answer, outputs))
     return (b"".join([text, *parts]), len(text)) if mixed else (text, None)
 
 
@@ -112,8 +118,21 @@ def _answer_head(answer: InferAnswer, outputs: list[dict[str, Any]]) -> dict[str
     return head
 
 
+def _flat_data(name: str, tensor: Tensor) -> Raw | list[Any]:
+    """Return flat data for our encoder, which writes NaN and Infinity as null; long data piece by piece."""
+    if tensor.datatype is Datatype.BYTES:
+        return cast("list[Any]", tensor_to_json(tensor, flat=True, name=name))
+    array = tensor.array.ravel()
+    if tensor.datatype is Datatype.BF16:
+        array = array.astype(np.float32)
+    if array.size <= _PIECE:
+        return array.tolist()
+    pieces = [_ENCODE(array[at : at + _PIECE].tolist())[1:-1] for at in range(0, array.size, _PIECE)]
+    return Raw(b"[%b]" % b",".join(pieces))
+
+
 def _json_tensor(
-    name: str, tensor: Tensor, data: list[Any], parameters: dict[str, Any] | None = None
+    name: str, tensor: Tensor, data: Raw | list[Any], parameters: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     head: dict[str, Any] = {"name": name, "datatype": tensor.datatype.value, "shape": tensor.array.shape}
     if parameters:

@@ -17,16 +17,27 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Raw
 
-from headrace.errors import InvalidJson, InvalidValue, ShapeMismatch
-from headrace.tensor.datatypes import DIMENSIONS_MAX, Array, Datatype, Tensor, clip, refuse_declared, size_of
+from headrace.errors import InvalidJson, InvalidValue
+from headrace.tensor.bulk import BULK_BYTES_MIN, read_bulk
+from headrace.tensor.datatypes import DIMENSIONS_MAX, FLOATS, Array, Datatype, Tensor, clip, size_of
+from headrace.tensor.refusals import (
+    bounds,
+    literal_of,
+    refuse_count,
+    refuse_declared,
+    refuse_nesting,
+    refuse_value,
+)
 
 __all__ = ["tensor_from_json", "tensor_to_json"]
 
 #: Above these a number would round to Infinity: half a step beyond the largest finite value.
-_LIMITS = {Datatype.FP16: 65520.0, Datatype.FP32: 2.0**128 - 2.0**103, Datatype.BF16: 2.0**128 - 2.0**119}
+_LIMITS = {Datatype.FP16: 65520.0, Datatype.FP32: 2.0**128 - 2.0**103, Datatype.BF16: 2.0**128 - 2.0**119 - 2.0**103}
 
 _OPENING = re.compile(rb"[\[ \t\r\n]*")
 _PATH = re.compile(r" - at `\$((?:\[\d+\])*)`$")
+#: Written as words or strings; long data of these is no burden.
+_WORDS = frozenset({Datatype.BOOL, Datatype.BYTES})
 _NAN = float("nan")
 
 
@@ -51,8 +62,11 @@ def tensor_from_json(
     if declared is not None and size_of(declared, datatype) is None:
         refuse_declared(name, declared, kind)
     if depth > DIMENSIONS_MAX:
-        _refuse(name, kind, "data is nested too deeply", f"at most {DIMENSIONS_MAX} levels", "more")
-    nullable = null_is_nan and datatype in _FLOATS
+        refuse_nesting(name, kind, "data is nested too deeply", f"at most {DIMENSIONS_MAX} levels", "more")
+    nullable = null_is_nan and datatype in FLOATS
+    if type(data) is Raw and depth and not nullable and datatype not in _WORDS and len(data) >= BULK_BYTES_MIN:
+        one = _decoder(datatype, 1, False)
+        return Tensor(datatype, read_bulk(name, datatype, declared, data, depth, one, kind))
     try:
         if text:
             values = _decoder(datatype, depth, nullable).decode(data)
@@ -60,7 +74,7 @@ def tensor_from_json(
             values = msgspec.convert(data, _type(datatype, depth, nullable))
     except msgspec.ValidationError as error:
         _explain(name, datatype, data, depth, str(error), kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(f"{kind} {clip(name)!r}: the data is not valid JSON") from error
     received, flat = _flatten(name, values, depth, kind)
     if nullable:
@@ -68,7 +82,7 @@ def tensor_from_json(
     if declared is None:
         declared = received
     elif received != declared and not _fits(received, declared, len(flat), datatype):
-        _refuse_count(name, declared, received, len(flat), kind)
+        refuse_count(name, declared, received, len(flat), kind)
     return Tensor(datatype, _array(name, datatype, flat, kind).reshape(declared))
 
 
@@ -80,7 +94,7 @@ def tensor_to_json(tensor: Tensor, *, flat: bool = False, name: str = "", kind: 
     array = tensor.array
     if tensor.datatype is Datatype.BYTES:
         array = _as_text(name, array, kind)
-    elif tensor.datatype in _FLOATS:
+    elif tensor.datatype in FLOATS:
         if array.dtype.itemsize == 2:
             array = array.astype(np.float32)
         finite = np.isfinite(array)
@@ -92,29 +106,23 @@ def tensor_to_json(tensor: Tensor, *, flat: bool = False, name: str = "", kind: 
 
 # -- reading ------------------------------------------------------------------------------------------------
 
-_FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
-
 
 def _leaf(datatype: Datatype) -> Any:
     if datatype is Datatype.BYTES:
         return str
     if datatype is Datatype.BOOL:
         return bool
-    if datatype in _FLOATS:
+    if datatype in FLOATS:
         limit = _LIMITS.get(datatype)
         return float if limit is None else Annotated[float, Meta(gt=-limit, lt=limit)]
     # Whole numbers beyond 64 bits are not seen by these bounds; numpy refuses them.
     if datatype is Datatype.UINT64:
         return Annotated[int, Meta(ge=0)]
-    low, high = _bounds(datatype)
+    low, high = bounds(datatype)
     return Annotated[int, Meta(ge=low, le=high)]
 
 
-def _bounds(datatype: Datatype) -> tuple[int, int]:
-    info = np.iinfo(datatype.numpy)
-    return int(info.min), int(info.max)
-
-
+_LIST = msgspec.json.Decoder(list[Raw])
 _TYPES: dict[tuple[Datatype, int, bool], Any] = {}
 _DECODERS: dict[tuple[Datatype, int, bool], msgspec.json.Decoder[Any]] = {}
 
@@ -162,7 +170,9 @@ def _flatten(name: str, values: Any, depth: int, kind: str) -> tuple[tuple[int, 
         lengths = {len(part) for part in values}
         if len(lengths) > 1:
             low, high = min(lengths), max(lengths)
-            _refuse(name, kind, "data is ragged", "lists of one length", f"lists of {low} and of {high} elements")
+            refuse_nesting(
+                name, kind, "data is ragged", "lists of one length", f"lists of {low} and of {high} elements"
+            )
         shape.append(lengths.pop() if lengths else 0)
         values = list(chain.from_iterable(values))
     return tuple(shape), values
@@ -189,9 +199,9 @@ def _array(name: str, datatype: Datatype, flat: list[Any], kind: str) -> Array:
     try:
         return np.array(flat, dtype=datatype.numpy)
     except OverflowError:
-        low, high = _bounds(datatype)
+        low, high = bounds(datatype)
         place, value = next((i, v) for i, v in enumerate(flat) if not low <= v <= high)
-        _refuse_value(name, datatype, str(value), [place], kind)
+        refuse_value(name, datatype, literal_of(value), [place], kind)
 
 
 # -- refusing -----------------------------------------------------------------------------------------------
@@ -202,62 +212,14 @@ def _explain(name: str, datatype: Datatype, data: Any, depth: int, reason: str, 
     found = _PATH.search(reason)
     place = [int(index) for index in re.findall(r"\d+", found.group(1))] if found else []
     for index in place:
-        data = msgspec.json.decode(data, type=list[Raw])[index] if isinstance(data, Raw | bytes) else data[index]
-    if isinstance(data, Raw | bytes):
-        literal = bytes(data).strip().decode(errors="replace")
-    else:
-        try:
-            literal = msgspec.json.encode(data).decode()
-        except (TypeError, ValueError, RecursionError):
-            literal = type(data).__name__
-    if len(place) < depth or literal.startswith("["):
-        actual = f"a value beside a list at {place}" if len(place) < depth else f"a list at {place}"
-        if literal.startswith("{") or literal == "null":
-            _refuse_value(name, datatype, literal[:1] if literal[0] == "{" else literal, place, kind)
-        _refuse(name, kind, "data is ragged", f"values nested {depth} deep", actual)
-    _refuse_value(name, datatype, "an object" if literal.startswith("{") else literal, place, kind)
-
-
-_WANTED = {Datatype.BOOL: "true or false", Datatype.BYTES: "a string"}
-
-
-def _refuse_value(name: str, datatype: Datatype, literal: str, place: list[int], kind: str) -> NoReturn:
-    literal = clip(literal, 40)
-    wanted = _WANTED.get(datatype)
-    if wanted is None:
-        wanted = (
-            "a finite number in range"
-            if datatype in _FLOATS
-            else "a whole number from {} to {}".format(*_bounds(datatype))
+        data = _LIST.decode(data)[index] if isinstance(data, Raw | bytes) else data[index]
+    literal = literal_of(data)
+    above = len(place) < depth and literal not in ("null", "an object")
+    if above or literal == "a list":
+        refuse_nesting(
+            name, kind, "data is ragged", f"values nested {depth} deep", f"{literal} at {place or 'the top'}"
         )
-    raise InvalidValue(
-        f"{kind} {clip(name)!r}: {literal} is not {datatype} ({wanted})",
-        details={kind: clip(name), "expected": str(datatype), "actual": literal, "index": place},
-    )
-
-
-def _refuse(name: str, kind: str, what: str, expected: Any, actual: Any) -> NoReturn:
-    raise ShapeMismatch(
-        f"{kind} {clip(name)!r}: {what}; expected {expected}, got {actual}",
-        details={kind: clip(name), "expected": expected, "actual": actual},
-    )
-
-
-def _refuse_count(name: str, declared: tuple[int, ...], received: tuple[int, ...], count: int, kind: str) -> NoReturn:
-    wanted = 1
-    for dimension in declared:
-        wanted *= dimension
-    raise ShapeMismatch(
-        f"{kind} {clip(name)!r}: shape {list(declared)} declares {wanted} elements, "
-        f"received {count} with shape {list(received)}",
-        details={
-            kind: clip(name),
-            "expected": list(declared),
-            "actual": list(received),
-            "declared_count": wanted,
-            "received_count": count,
-        },
-    )
+    refuse_value(name, datatype, literal, place, kind)
 
 
 # -- writing ------------------------------------------------------------------------------------------------
