@@ -87,7 +87,13 @@ def _read_piece(
     text = b"[%b]" % piece
     try:
         values = decoder.decode(text)
+        if len(values) != piece.count(b",") + 1:
+            _refuse_empty(name, kind)
         return np.array(values, dtype=datatype.numpy)
+    except OverflowError:
+        low, high = bounds(datatype)
+        index, value = next((i, v) for i, v in enumerate(values) if not low <= v <= high)
+        refuse_value(name, datatype, literal_of(value), [done + index], kind)
     except msgspec.ValidationError as error:
         found = _INDEX.search(str(error))
         index = int(found.group(1)) if found else 0
@@ -95,11 +101,7 @@ def _read_piece(
         refuse_value(name, datatype, literal, [done + index], kind)
     except msgspec.DecodeError:
         # The whole was well-formed, so a number that is not there is all that can be wrong.
-        refuse_nesting(name, kind, "data is ragged", "no empty list in data of this length", "an empty list")
-    except OverflowError:
-        low, high = bounds(datatype)
-        index, value = next((i, v) for i, v in enumerate(values) if not low <= v <= high)
-        refuse_value(name, datatype, literal_of(value), [done + index], kind)
+        _refuse_empty(name, kind)
 
 
 def _shape_of(skeleton: bytes, depth: int) -> tuple[int, ...] | None:
@@ -114,10 +116,14 @@ def _shape_of(skeleton: bytes, depth: int) -> tuple[int, ...] | None:
             return None
         shape.insert(0, count // inner)
         inner = count
-    written = b","
+    written = b""
     for length in reversed(shape):
-        written = b"[%b]" % (b"," * (length - 1) if written == b"," else b",".join([written] * length))
+        written = b"[%b%b]" % ((written + b",") * (length - 1), written)
     return tuple(shape) if written == skeleton else None
+
+
+def _refuse_empty(name: str, kind: str) -> NoReturn:
+    refuse_nesting(name, kind, "data is ragged", "no empty list in data of this length", "an empty list")
 
 
 def _refuse_foreign(name: str, datatype: Datatype, text: bytes, kind: str) -> NoReturn:

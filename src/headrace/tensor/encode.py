@@ -8,14 +8,13 @@ from collections.abc import Collection
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from headrace.errors import InvalidValue
 from headrace.tensor.binary import tensor_to_bytes
 from headrace.tensor.datatypes import Datatype, Tensor
 from headrace.tensor.infer import InferAnswer, InferRequest, RequestedOutput
-from headrace.tensor.values import tensor_to_json
+from headrace.tensor.values import tensor_to_json, widened
 
 __all__ = ["answer_object", "digest_inputs", "encode_answer", "encode_request"]
 
@@ -124,7 +123,7 @@ def _flat_data(name: str, tensor: Tensor) -> Raw | list[Any]:
         return cast("list[Any]", tensor_to_json(tensor, flat=True, name=name))
     array = tensor.array.ravel()
     if tensor.datatype is Datatype.BF16:
-        array = array.astype(np.float32)
+        array = widened(array)
     if array.size <= _PIECE:
         return array.tolist()
     pieces = [_ENCODE(array[at : at + _PIECE].tolist())[1:-1] for at in range(0, array.size, _PIECE)]

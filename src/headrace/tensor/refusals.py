@@ -39,11 +39,13 @@ def literal_of(value: Any) -> str:
         text = bytes(memoryview(value)[: _LITERAL_LENGTH_MAX * 4 + 4]).strip().decode(errors="replace")
     elif isinstance(value, list | tuple | dict):
         text = "{" if isinstance(value, dict) else "["
+    elif not isinstance(value, bool | int | float | str | None):
+        return type(value).__name__
     else:
         try:
             text = msgspec.json.encode(value).decode()
-        except (TypeError, ValueError):
-            text = type(value).__name__
+        except UnicodeEncodeError:
+            text = "a string with half a surrogate pair"
     if text.startswith("{"):
         return "an object"
     return "a list" if text.startswith("[") else clip(text, _LITERAL_LENGTH_MAX)

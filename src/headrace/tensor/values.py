@@ -29,7 +29,7 @@ from headrace.tensor.refusals import (
     refuse_value,
 )
 
-__all__ = ["tensor_from_json", "tensor_to_json"]
+__all__ = ["tensor_from_json", "tensor_to_json", "widened"]
 
 #: Above these a number would round to Infinity: half a step beyond the largest finite value.
 _LIMITS = {Datatype.FP16: 65520.0, Datatype.FP32: 2.0**128 - 2.0**103, Datatype.BF16: 2.0**128 - 2.0**119 - 2.0**103}
@@ -86,6 +86,11 @@ def tensor_from_json(
     return Tensor(datatype, _array(name, datatype, flat, kind).reshape(declared))
 
 
+def widened(array: Array) -> Array:
+    """Return BF16 as float32, bit for bit; a cast would warn of signalling NaN."""
+    return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def tensor_to_json(tensor: Tensor, *, flat: bool = False, name: str = "", kind: str = "output") -> Any:
     """Return nested (or flat row-major) lists; NaN and Infinity become None.
 
@@ -95,8 +100,8 @@ def tensor_to_json(tensor: Tensor, *, flat: bool = False, name: str = "", kind: 
     if tensor.datatype is Datatype.BYTES:
         array = _as_text(name, array, kind)
     elif tensor.datatype in FLOATS:
-        if array.dtype.itemsize == 2:
-            array = array.astype(np.float32)
+        if tensor.datatype is Datatype.BF16:
+            array = widened(array)
         finite = np.isfinite(array)
         if not finite.all():
             array = array.astype(object)
@@ -211,8 +216,11 @@ def _explain(name: str, datatype: Datatype, data: Any, depth: int, reason: str, 
     """Find the value that was refused by the path in the decoder's message."""
     found = _PATH.search(reason)
     place = [int(index) for index in re.findall(r"\d+", found.group(1))] if found else []
-    for index in place:
-        data = _LIST.decode(data)[index] if isinstance(data, Raw | bytes) else data[index]
+    try:
+        for index in place:
+            data = _LIST.decode(data)[index] if isinstance(data, Raw | bytes) else data[index]
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(f"{kind} {clip(name)!r}: the data is not valid JSON, or nested too deeply") from error
     literal = literal_of(data)
     above = len(place) < depth and literal not in ("null", "an object")
     if above or literal == "a list":
