@@ -4,6 +4,7 @@ Nothing in this room reads the clock or keeps a secret: time and secret are pass
 """
 
 from headrace.message.cloudevents import (
+    dead_letter_headers,
     message_from_headers,
     message_headers,
     result_data,
@@ -22,6 +23,7 @@ __all__ = [
     "Message",
     "Result",
     "check_id",
+    "dead_letter_headers",
     "decode_message",
     "decode_result",
     "encode_message",

@@ -16,6 +16,7 @@ from headrace.errors import InvalidRequest
 from headrace.message.records import SCHEMA, ErrorRecord, Message, Result
 
 __all__ = [
+    "dead_letter_headers",
     "message_from_headers",
     "message_headers",
     "result_data",
@@ -25,13 +26,13 @@ __all__ = [
 ]
 
 #: One source per kind: `source` and `id` together name one occurrence, and a result has its message's id.
-_MESSAGE_SOURCE, _RESULT_SOURCE = "/headrace/requests", "/headrace/results"
-_MESSAGE_TYPE, _RESULT_TYPE = "headrace.message.v", "headrace.result.v"
+_MESSAGE_SOURCE, _RESULT_SOURCE, _DEAD_SOURCE = "/headrace/requests", "/headrace/results", "/headrace/dead"
+_MESSAGE_TYPE, _RESULT_TYPE, _DEAD_TYPE = "headrace.message.v", "headrace.result.v", "headrace.deadletter.v"
 _BINARY, _JSON = "application/octet-stream", "application/json"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?")
 _TRACESTATE_LENGTH_MAX = 512
 
 
@@ -85,6 +86,23 @@ def message_from_headers(headers: Mapping[str, str], payload: bytes) -> Message:
         header_length=found.header_length(payload),
         payload=payload,
     )
+
+
+def dead_letter_headers(message: Message, *, error: ErrorRecord, attempts: int, dead_at_ms: int) -> dict[str, str]:
+    """Return the attributes of a message that was given up on; its data is still `message.payload`.
+
+    They are the message's own, so that it can be made again, and the reason; `time` is that of giving up.
+    """
+    return {
+        **message_headers(message),
+        "source": _DEAD_SOURCE,
+        "type": f"{_DEAD_TYPE}{message.schema}",
+        "time": _timestamp(dead_at_ms),
+        "acceptedtime": _timestamp(message.accepted_at_ms),
+        "attempts": str(attempts),
+        "reasoncode": error.code,
+        "reason": _one_line(error.message),
+    }
 
 
 def result_headers(result: Result) -> dict[str, str]:
@@ -229,6 +247,11 @@ def _refused(attribute: str, expected: str) -> InvalidRequest:
         f"attribute `{attribute}` must be {expected}",
         details={"reason": "damaged", "attribute": attribute, "expected": expected},
     )
+
+
+def _one_line(text: str) -> str:
+    """Attributes may hold no control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _put(headers: dict[str, str], name: str, value: str | None) -> None:
