@@ -1,0 +1,1 @@
+"""What Headrace can say of itself in other tools' words."""
