@@ -1,8 +1,9 @@
 """The broker port: a topic holds accepted messages until each is acknowledged.
 
 The comments here are the contract; `headrace.testing.BrokerSuite` checks every line of it. Adapters are
-opened, used and closed on one event loop. No method blocks the loop; every method either returns or raises a
-`HeadraceError` (`BrokerUnavailable`, `StorageFull`, `Overloaded`, `TooLarge`); foreign exceptions never escape.
+opened, used and closed on one event loop, but for `extend_blocking`. No other method blocks the loop; every method
+either returns or raises a `HeadraceError` (`BrokerUnavailable`, `StorageFull`, `Overloaded`, `TooLarge`); foreign
+exceptions never escape.
 """
 
 from __future__ import annotations
@@ -132,6 +133,14 @@ class Broker(ABC):
         or settled); a token whose deadline passed but that nobody else took yet is still ours."""
 
     @abstractmethod
+    def extend_blocking(self, claims: Sequence[Claim], claim_ms: int) -> set[str]:
+        """Do what `extend` does, from another thread than the loop's, and return when it is done.
+
+        The one method that may be called from any thread: a model that runs inline blocks the loop for as long
+        as it computes, and its claims must live on. So it may use nothing that needs the loop to turn.
+        """
+
+    @abstractmethod
     async def ack(self, claims: Sequence[Claim]) -> set[str]:
         """Remove messages for good, durably. Returns the tokens that were lost: they changed nothing."""
 
@@ -145,6 +154,12 @@ class Broker(ABC):
     @abstractmethod
     async def find(self, ids: Collection[str]) -> set[str]:
         """Return those of `ids` that are accepted and not acknowledged. Only with `features.look_up`."""
+
+    @abstractmethod
+    async def read(self, id: str) -> Message | None:
+        """Return a message that is accepted and not acknowledged, without claiming it; None if there is no such
+        one or its bytes cannot be read. Only with `features.look_up`. For a cancel, which must know the model
+        and the destinations."""
 
     @abstractmethod
     async def forget(self, ids: Collection[str], accepted_before_ms: int) -> None:
