@@ -311,6 +311,20 @@ def test_each_fault_has_its_error_and_names_its_place(text: bytes, error: type[C
     assert names in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs": [], "parameters": {"a": [%b0]}}' % (b"[]," * 400_000),
+        b'{"inputs": [], "outputs": [%b{"name": "y"}]}' % (b'{"name": ""},' * 100_000),
+        b'{"inputs": [{"name": "x", "shape": [%b0], "datatype": "FP32", "data": []}]}' % (b"0," * 9000),
+    ],
+    ids=["parameters", "outputs", "shape"],
+)
+def test_members_that_should_be_small_are_refused_before_they_become_objects(text: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="longer"):
+        decode_request(text)
+
+
 @pytest.mark.parametrize("id", ["ok\nERROR paid=true", "\x1b[31m", "a\u2028b", "x" * (ID_LENGTH_MAX + 1), "\0"])
 def test_an_id_that_could_forge_a_log_line_is_refused(id: str) -> None:
     with pytest.raises(InvalidRequest, match="printable"):

@@ -28,6 +28,10 @@ __all__ = ["ID_LENGTH_MAX", "decode_answer", "decode_request"]
 ID_LENGTH_MAX = 128
 
 _PARAMETER_DEPTH_MAX = 16
+#: Small members stay text until their length is known: as objects they cost up to twenty times as much.
+_MEMBER_BYTES_MAX = 1 << 20
+_SHAPE_BYTES_MAX = 1 << 12
+_ABSENT = Raw(b"null")
 
 
 class _TensorParameters(msgspec.Struct):
@@ -37,7 +41,7 @@ class _TensorParameters(msgspec.Struct):
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
-    shape: list[int]
+    shape: Raw
     data: Raw = Raw(b"")
     parameters: _TensorParameters | None = None
 
@@ -50,8 +54,8 @@ class _Output(msgspec.Struct):
 class _Request(msgspec.Struct):
     inputs: list[_Tensor]
     id: str | None = None
-    parameters: dict[str, Any] | None = None
-    outputs: list[_Output] | None = None
+    parameters: Raw = _ABSENT
+    outputs: Raw = _ABSENT
 
 
 class _Answer(msgspec.Struct):
@@ -74,6 +78,9 @@ class _Names(msgspec.Struct):
 _REQUEST = msgspec.json.Decoder(_Request)
 _ANSWER = msgspec.json.Decoder(_Answer)
 _NAMES = msgspec.json.Decoder(_Names)
+_SHAPE = msgspec.json.Decoder(list[int])
+_PARAMETERS = msgspec.json.Decoder(dict[str, Any] | None)
+_OUTPUTS = msgspec.json.Decoder(list[_Output] | None)
 
 
 def decode_request(
@@ -99,12 +106,14 @@ def decode_request(
         id=_checked_id(wire.id),
         inputs=_tensors(wire.inputs, body, header_length, "input"),
     )
-    if wire.parameters:
-        request.parameters = parameters = _checked_parameters(wire.parameters, "parameters")
+    if wire.parameters is not _ABSENT:
+        parameters = _member(wire.parameters, _PARAMETERS, "parameters") or {}
+        request.parameters = _checked_parameters(parameters, "parameters")
         if "binary_data_output" in parameters:
             request.binary_default = _flag(parameters.pop("binary_data_output"), "binary_data_output")
-    if wire.outputs:
-        request.outputs = _requested(wire.outputs)
+    if wire.outputs is not _ABSENT:
+        outputs = _member(wire.outputs, _OUTPUTS, "outputs")
+        request.outputs = _requested(outputs) if outputs else None
     return request
 
 
@@ -148,6 +157,36 @@ def _parse(decoder: msgspec.json.Decoder[Any], body: bytes, header_length: int |
         raise InvalidJson(f"the body is not valid JSON: {_reason(error)}") from error
 
 
+def _member(data: Raw, decoder: msgspec.json.Decoder[Any], name: str) -> Any:
+    if len(data) > _MEMBER_BYTES_MAX:
+        raise InvalidRequest(
+            f"`{name}` is longer than {_MEMBER_BYTES_MAX} bytes",
+            details={"member": name, "expected": _MEMBER_BYTES_MAX, "actual": len(data)},
+        )
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`$", f"`$.{name}") if "`$" in str(error) else f"{error} - at `$.{name}`"
+        raise InvalidRequest(reason, details={"reason": reason}) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(f"`{name}` is not valid JSON, or nested too deeply") from error
+
+
+def _shape(wire: _Tensor, kind: str) -> list[int]:
+    if len(wire.shape) > _SHAPE_BYTES_MAX:
+        raise InvalidRequest(
+            f"{kind} {clip(wire.name)!r}: the shape is longer than any tensor's",
+            details={kind: clip(wire.name), "expected": "at most 32 dimensions", "actual": "many more"},
+        )
+    try:
+        return _SHAPE.decode(wire.shape)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{kind} {clip(wire.name)!r}: the shape must be a list of whole numbers: {_reason(error)}",
+            details={kind: clip(wire.name), "expected": "a list of whole numbers", "actual": _reason(error)},
+        ) from error
+
+
 def _tensors(wires: list[_Tensor], body: bytes, header_length: int | None, kind: str) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     at = len(body) if header_length is None else header_length
@@ -157,19 +196,18 @@ def _tensors(wires: list[_Tensor], body: bytes, header_length: int | None, kind:
         if name in found:
             raise DuplicateInput(f"{kind} {clip(name)!r} is given twice", details={kind: clip(name)})
         datatype = datatype_named(wire.datatype, of=name, kind=kind)
+        shape = _shape(wire, kind)
         size = None if wire.parameters is None else wire.parameters.binary_data_size
         has_data = len(memoryview(wire.data)) > 0
         if has_data == (size is not None):
             _refuse_source(name, kind, has_data)
         if size is None:
-            found[name] = tensor_from_json(
-                name, datatype, wire.shape, wire.data, kind=kind, null_is_nan=kind == "output"
-            )
+            found[name] = tensor_from_json(name, datatype, shape, wire.data, kind=kind, null_is_nan=kind == "output")
             continue
         if size < 0 or at + size > len(body):
             _refuse_binary_size(name, kind, size, len(body) - at, header_length)
         view = memoryview(body) if view is None else view
-        found[name] = tensor_from_bytes(name, datatype, wire.shape, view[at : at + size], kind=kind)
+        found[name] = tensor_from_bytes(name, datatype, shape, view[at : at + size], kind=kind)
         at += size
     if at != len(body):
         raise InvalidRequest(
