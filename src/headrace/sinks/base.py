@@ -28,6 +28,8 @@ class Outcome:
 class Sink(ABC):
     """Sends to the destinations of some URL schemes."""
 
+    #: One word; a label of metrics.
+    name: str
     schemes: tuple[str, ...]
 
     @abstractmethod

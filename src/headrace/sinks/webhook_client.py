@@ -1,0 +1,178 @@
+"""The HTTP client of the webhook sink: connects only to addresses that the policy has seen, follows nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from headrace.sinks.webhook_address import Address, Policy, address_of
+
+__all__ = ["ANSWER_BYTES_MAX", "AddressRefused", "Client", "LookUp", "Reply", "Trouble"]
+
+#: Read of an answer's body, so that its connection can be used again; a longer one costs the connection.
+ANSWER_BYTES_MAX = 64 * 1024
+
+# The status decides; the body is read only to keep the connection, so nobody waits for it long.
+_DRAIN_S = 1.0
+# Below what servers commonly allow (uvicorn and Node.js close after 5 s): a POST into a connection that the other side
+# is just closing fails, and must not be repeated behind the back of whoever counts attempts.
+_IDLE_S = 4.0
+# getaddrinfo waits as long as the name servers let it. In threads of their own, names that do not resolve hold up
+# neither each other nor whatever else uses the loop's default threads.
+_LOOK_UPS_MAX = 32
+
+LookUp = Callable[[str, int], Awaitable[list[Address]]]
+
+
+class AddressRefused(Exception):
+    """A name leads, at least in part, to an address that is not connected to. Not an OSError: those are retried."""
+
+
+class Trouble(Exception):
+    """There was no answer; `timed_out` says whether because it took too long."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the receiver answered."""
+
+    status: int
+    #: The header's text, if it came.
+    retry_after: str | None
+
+
+class Client:
+    """Posts bodies; connections are kept and used again."""
+
+    def __init__(
+        self, policy: Policy, *, timeout_s: float, connect_timeout_s: float, look_up: LookUp | None = None
+    ) -> None:
+        """`look_up` finds every address of a host and port, by default as the system does; tests hand in their own."""
+        self._threads = ThreadPoolExecutor(_LOOK_UPS_MAX, thread_name_prefix="headrace-names")
+        connector = aiohttp.TCPConnector(
+            resolver=_Resolver(policy, look_up or self._look_up),
+            # No cache: whoever owns a name may change it between two attempts, and each one is checked.
+            use_dns_cache=False,
+            limit=0,
+            keepalive_timeout=_IDLE_S,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s),
+            trust_env=False,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept-Encoding", "Accept", "User-Agent"),
+        )
+        self._timeout_s = timeout_s
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Post once. Raises AddressRefused, or Trouble where no answer came.
+
+        The host of `url` is a name, or an address that the caller has checked. When the call is cancelled, or takes
+        too long, its connection is closed: a late answer must not be taken for the next one's.
+        """
+        try:
+            async with self._session.post(
+                URL(url, encoded=True), data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                reply = Reply(answer.status, answer.headers.get("Retry-After"))
+                if not answer.content.at_eof():
+                    await _drain(answer)
+                return reply
+        except TimeoutError as error:
+            raise Trouble(f"no answer within {self._timeout_s:g} s", timed_out=True) from error
+        except aiohttp.ClientError as error:
+            raise Trouble(_words(error)) from error
+        except ValueError as error:
+            # aiohttp refuses what it cannot send; the form was checked, so this is a header or a URL we never met.
+            raise Trouble(f"cannot be sent: {type(error).__name__}") from error
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_up(self, host: str, port: int) -> list[Address]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _addresses, host, port)
+
+
+class _Resolver(AbstractResolver):
+    """Hands the connector only addresses that the policy has seen; it connects to these and looks nothing up."""
+
+    def __init__(self, policy: Policy, look_up: LookUp) -> None:
+        self._policy = policy
+        self._look_up = look_up
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = await self._look_up(host, port)
+        for address in addresses:
+            # One bad address refuses the name: which one a connection takes is not ours to choose.
+            reason = self._policy.refuses(host.removesuffix("."), address)
+            if reason:
+                raise AddressRefused(reason)
+        if not addresses:
+            raise OSError(socket.EAI_NONAME, "the name has no address")
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address),
+                port=port,
+                family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(address_of(str(entry[4][0])) for entry in found))
+
+
+async def _drain(answer: aiohttp.ClientResponse) -> None:
+    """Read the rest of a short body; close the connection of any other."""
+    size = 0
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            async for piece in answer.content.iter_any():
+                size += len(piece)
+                if size > ANSWER_BYTES_MAX:
+                    break
+            else:
+                return
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        pass
+    answer.close()
+
+
+def _words(error: aiohttp.ClientError) -> str:
+    """Return what happened in words that name no address: the result's owner reads them, whoever that is."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its name cannot be looked up"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        return "its certificate is not valid, or TLS failed"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        # The loop's own text has the address in it; the number has not.
+        return f"no connection: {os.strerror(error.errno).lower()}" if error.errno else "no connection"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return "the connection was closed before an answer"
+    return f"no HTTP answer: {type(error).__name__}"
