@@ -207,7 +207,7 @@ class App:
         headers = self._headers(exchange, answer)
         if answer.status != 204:
             headers += [(b"content-type", answer.content_type), (b"content-length", b"%d" % len(answer.body))]
-        closing = unread and not _is_small(exchange)
+        closing = unread and not _may_stay(exchange)
         if closing or self.site.draining or exchange.stopped:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -335,6 +335,7 @@ async def _discard(receive: Receive) -> None:
         return
 
 
-def _is_small(exchange: Exchange) -> bool:
+def _may_stay(exchange: Exchange) -> bool:
+    """Return whether what is unread is worth reading past: little, and sure to come."""
     declared = exchange.headers.get(b"content-length", b"")
-    return declared.isdigit() and int(declared) <= UNREAD_BYTES_KEPT
+    return declared.isdigit() and int(declared) <= UNREAD_BYTES_KEPT and b"expect" not in exchange.headers

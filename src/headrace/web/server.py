@@ -215,7 +215,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.up = asyncio.Event()
         self._app = app
-        #: Connection → (what it had last answered, since when it has been without a request).
+        #: Connection → (its latest request and what is unsent, since when that has been so).
         self._quiet: dict[Any, tuple[Any, float]] = {}
 
     @contextlib.contextmanager
@@ -243,22 +243,25 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if not isinstance(connection, _Protocol):
                 continue
-            cycle = connection.cycle
-            idle = connection.timeout_keep_alive_task is not None and not connection.transport.is_closing()
-            if idle or (cycle is not None and not cycle.response_complete):
+            cycle, transport = connection.cycle, connection.transport
+            unsent = transport.get_write_buffer_size()
+            working = cycle is not None and not cycle.response_complete
+            idle = connection.timeout_keep_alive_task is not None and not transport.is_closing()
+            if (working or idle) and not unsent:
                 continue
-            last, since_s = self._quiet.get(connection, (cycle, now_s))
-            if last is not cycle:
+            state = (cycle, unsent)
+            before, since_s = self._quiet.get(connection, (state, now_s))
+            if before != state:
                 since_s = now_s
-            quiet[connection] = (cycle, since_s)
+            quiet[connection] = (state, since_s)
             if now_s - since_s < limit_s:
                 continue
-            if connection.transport.is_closing():
-                connection.transport.abort()
+            if unsent or transport.is_closing():
+                transport.abort()
             elif connection.head_bytes:
                 connection.refuse(408, InvalidRequest("The request head did not arrive in time"))
             else:
-                connection.transport.close()
+                transport.close()
         self._quiet = quiet
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

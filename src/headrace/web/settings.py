@@ -27,7 +27,10 @@ class WebSettings:
     )
     head_bytes_max: int = setting(64 * 1024, "Largest request line with headers; above it 413.", min=1024, max=1 << 24)
     head_timeout_s: float = setting(
-        10.0, "A connection that has not sent a whole request head by then is cut.", min=0.1, max=3600
+        10.0,
+        "A connection that has not sent a whole request head by then, or does not read, is cut.",
+        min=0.1,
+        max=3600,
     )
     idle_timeout_s: int = setting(75, "An open connection without a request is closed after that.", min=1, max=3600)
     wait_s_max: float = setting(300.0, "Longest wait that `Prefer: wait=` and `?wait=` can ask for.", min=0, max=3600)
