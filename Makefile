@@ -58,7 +58,7 @@ format: $(VENV)/.test ## mend what lint and format can mend
 
 .PHONY: docs
 docs: $(VENV)/.test ## write the generated pages: settings, metrics, errors, commands
-	$(BIN)/python -m headrace.export docs docs
+	$(BIN)/python docs/generate.py
 
 .PHONY: bench
 bench: $(VENV)/.test ## run the three benchmarks (the long road needs redis-server for the peers)

@@ -33,7 +33,7 @@ LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 #: Third-party modules that exactly one file (or room) may import.
 ONE_HOME = {
-    "apsw": "headrace/sqlite.py",
+    "apsw": "headrace/sqlite",
     "onnxruntime": "headrace/runtimes/onnx.py",
     "aiohttp": "headrace/sinks/webhook",
     "standardwebhooks": "headrace/sinks/webhook.py",

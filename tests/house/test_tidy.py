@@ -87,7 +87,9 @@ def test_no_room_has_a_name_that_says_nothing() -> None:
 
 def test_every_file_is_imported_or_started_by_something() -> None:
     everything = "\n".join(
-        path.read_text() for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
+        path.read_text()
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
     )
     text = everything + (ROOT / "pyproject.toml").read_text() + (ROOT / "Makefile").read_text()
     for path in FILES:
