@@ -115,7 +115,7 @@ def test_an_error_comes_with_its_trace_on_the_same_line(book: Book) -> None:
         raise ValueError("first\nsecond")
     except ValueError as error:
         book.logs.say("loop_failed", loop="claims", error=error)
-        book.logs.say("run_failed", model="m", model_version="1", error=error)
+        book.logs.say("batch_retried", model="m", requests=2, error=error)
     failed, warned = book.lines()
     assert failed["error"] == "ValueError: first\nsecond"
     assert "test_logs.py" in failed["traceback"]

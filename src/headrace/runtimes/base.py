@@ -7,14 +7,22 @@ exception of its library into `ModelLoadFailed`, `ModelFailed` or `OutOfMemory`.
 
 from __future__ import annotations
 
+import re
+import resource
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from headrace.errors import ModelFailed, OutOfMemory
 from headrace.tensor import Signature, Tensor
 
-__all__ = ["Artifact", "Runtime"]
+__all__ = ["Artifact", "Runtime", "WrongRows", "out_of_memory", "plain"]
+
+#: Two steps of an absolute path or more; a single `/x` is more often a division or a node's name.
+_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +36,22 @@ class Artifact:
     path: Path | None
     #: `package.module:callable` for the python runtime.
     entry: str | None = None
-    #: Digest of the files ("" for python): with name and version it says which weights these are.
+    #: Digest of the files (python: of the source file): with name and version it says which weights these are.
     digest: str = ""
+    #: Where the file names in errors start, and outside which nothing is read; None: the folder of `path`. For
+    #: python, the folder in which modules are looked for first.
+    root: Path | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the file as errors may name it: relative to the model's root; the entry for python."""
+        if self.path is None:
+            return self.entry or self.name
+        return str(self.path.relative_to(self.root)) if self.root else self.path.name
+
+
+class WrongRows(ModelFailed):
+    """The model returned another number of rows than it was given, so nobody can say whose are whose."""
 
 
 class Runtime(ABC):
@@ -41,6 +63,8 @@ class Runtime(ABC):
     signature: Signature
     #: True if `run` may be called from several threads at once.
     concurrent: bool = False
+    #: True if how long `run` takes depends on shapes alone, so that what was measured at warm-up holds.
+    steady: bool = False
 
     @classmethod
     @abstractmethod
@@ -54,3 +78,31 @@ class Runtime(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free memory and threads. Idempotent."""
+
+
+def plain(text: str, *, length_max: int = 200) -> str:
+    """Return a foreign message as a caller may read it: one line, short, absolute paths cut to their last part."""
+    line = _PATH.sub(r"\1", " ".join(text.split()))
+    return line if len(line) <= length_max else line[: length_max - 1] + "…"
+
+
+def out_of_memory(allocated: int | None, tensor: str | None) -> OutOfMemory:
+    """Return the error that says how much was asked for, how much this process could have had, and for what."""
+    return OutOfMemory(
+        f"{allocated if allocated is not None else 'more'} bytes were needed and not to be had",
+        details={"allocated": allocated, "available": _memory_available(), "tensor": tensor},
+    )
+
+
+def _memory_available() -> int:
+    """Return the least of what the machine, the container and the process's own limit leave."""
+    found = [int(psutil.virtual_memory().available)]
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text()
+        found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no container, or "max"
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes != resource.RLIM_INFINITY:
+        found.append(limit_bytes - int(psutil.Process().memory_info().vms))
+    return max(0, min(found))

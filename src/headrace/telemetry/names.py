@@ -188,7 +188,12 @@ LINES: tuple[LineRow, ...] = (
     LineRow("model_load_failed", "error", ("model", "model_version", "error"), "A version cannot be loaded."),
     LineRow("model_unloaded", "info", ("model", "model_version"), "A version was unloaded."),
     LineRow("runner_died", "error", ("model", "model_version", "reason"), "A runner died and will be replaced."),
-    LineRow("run_failed", "warning", ("model", "model_version", "error"), "A run failed; its callers are told."),
+    LineRow(
+        "run_failed",
+        "error",
+        ("model", "model_version", "error"),
+        "A run failed and its callers were told; here is the cause. At most one a second for a version.",
+    ),
     LineRow("batch_retried", "warning", ("model", "requests", "error"), "A batch failed; its members run alone now."),
     LineRow("card_written", "debug", ("model", "model_version"), "The card of a version was written."),
     LineRow("card_refused", "warning", ("card", "reason"), "A card cannot be read and is passed over."),
