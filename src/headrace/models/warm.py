@@ -1,0 +1,208 @@
+"""The first runs of a version, before anybody waits for it: does it run, may its rows run together, how fast is it.
+
+Inputs are made up from the signature: zeros, empty text, one row, and 1 for every other open dimension (then a few
+larger sizes, for models that need more). What a failure means depends on how much was made up. Where every inner
+dimension is fixed and there is no text, a version that cannot run on zeros is broken, and loading it has failed. Where
+sizes or text were invented, or where the version itself calls the value unfit, the failure says little: it goes
+live unproved, and a note says so. Out of memory is always a failure.
+
+Rows run together only where that is proved: two different rows must get the same answers together as apart. This
+finds models that mix rows (a softmax over the wrong axis) or that have a batch of 1 built in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from headrace.clock import Clock
+from headrace.errors import CallerError, HeadraceError, ModelLoadFailed, OutOfMemory
+from headrace.runtimes import Artifact, Runtime
+from headrace.tensor import Datatype, Signature, Tensor, TensorSpec
+
+__all__ = ["Warm", "warm_up"]
+
+#: What open inner dimensions are tried with, in turn.
+_SIZES = (1, 8, 64, 224)
+_RUNS = 7
+_TIMING_S_MAX = 0.05
+
+_FLOATS = {Datatype.FP16: 1e-2, Datatype.BF16: 3e-2, Datatype.FP32: 1e-3, Datatype.FP64: 1e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """What the first runs showed."""
+
+    #: Whether rows of several requests may run together.
+    batchable: bool
+    #: Median time of one row; None where no made-up input could be run.
+    row_s: float | None = None
+    #: Time of one batch of `size_max` rows, where one row is so fast that it matters.
+    batch_s: float | None = None
+    #: What is unproved or denied, and why; "" where all is well.
+    note: str = ""
+
+
+def warm_up(runtime: Runtime, artifact: Artifact, *, size_max: int, fast_s: float, clock: Clock) -> Warm:
+    """Run a loaded version; may mend `runtime.signature` where a declared output shape is proved wrong.
+
+    Models faster than `fast_s` a row are measured at `size_max` rows too. Raises ModelLoadFailed.
+    """
+    signature = runtime.signature
+    guessing = _guessing(signature)
+    tried = _first_run(runtime, guessing, clock)
+    if isinstance(tried, HeadraceError):
+        reason = f"its first run failed: {tried}"
+        if isinstance(tried, OutOfMemory) or not (guessing or isinstance(tried, CallerError)):
+            raise ModelLoadFailed(
+                f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
+                details={**tried.details, "file": artifact.shown, "reason": reason},
+            ) from tried
+        return Warm(signature.batchable, note=f"it could not be tried with made-up inputs: {tried}")
+    size, row_s = tried.size, tried.run_s
+    _mend(runtime, size)
+    denied = _denied(runtime, tried) if runtime.signature.batchable and size_max > 1 else ""
+    batchable = runtime.signature.batchable and not denied
+    batch_s = None
+    # A slow model is not run again only to know more precisely how slow it is.
+    if row_s < _TIMING_S_MAX:
+        row_s = _timed(runtime, _made_up(runtime.signature, 1, size), clock)
+    if batchable and row_s < fast_s and size_max > 1:
+        batch_s = _timed(runtime, _made_up(runtime.signature, size_max, size), clock)
+    return Warm(batchable, row_s, batch_s, denied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """The first run that worked."""
+
+    #: What open inner dimensions were set to.
+    size: int
+    outputs: dict[str, Tensor]
+    run_s: float
+
+
+def _guessing(signature: Signature) -> bool:
+    """Return whether made-up inputs are guesses in more than their numbers."""
+    for spec in signature.inputs:
+        inner = spec.shape[1:] if signature.batchable else spec.shape
+        if spec.datatype is Datatype.BYTES or -1 in inner:
+            return True
+    return False
+
+
+def _first_run(runtime: Runtime, guessing: bool, clock: Clock) -> _Tried | HeadraceError:
+    """Find a size for the open dimensions that runs; else return the first failure."""
+    first: HeadraceError | None = None
+    for size in _SIZES if guessing else _SIZES[:1]:
+        began_s = clock.monotonic_s()
+        try:
+            outputs = _run(runtime, _made_up(runtime.signature, 1, size))
+            return _Tried(size, outputs, clock.monotonic_s() - began_s)
+        except OutOfMemory as error:
+            return error
+        except HeadraceError as error:
+            first = first or error
+    assert first is not None
+    return first
+
+
+def _mend(runtime: Runtime, size: int) -> None:
+    """Open the first dimension of outputs that are declared fixed but follow the rows.
+
+    Exporters of tree ensembles declare `[1]` and return one entry a row.
+    """
+    signature = runtime.signature
+    if signature.batchable or not all(spec.shape[:1] == (-1,) for spec in signature.inputs):
+        return
+    open_inputs = Signature(signature.inputs, ())
+    if not open_inputs.batchable:
+        return
+    try:
+        counts = [_run(runtime, _made_up(open_inputs, rows, size)) for rows in (1, 2)]
+    except HeadraceError:
+        return
+    mended = []
+    for spec in signature.outputs:
+        follows = all(
+            got[spec.name].array.ndim == len(spec.shape) > 0 and got[spec.name].rows == rows
+            for rows, got in enumerate(counts, 1)
+        )
+        mended.append(TensorSpec(spec.name, spec.datatype, (-1, *spec.shape[1:])) if follows else spec)
+    runtime.signature = Signature(signature.inputs, tuple(mended))
+
+
+def _denied(runtime: Runtime, tried: _Tried) -> str:
+    """Return why rows must not run together; "" where it is proved that they may."""
+    signature = runtime.signature
+    rows = [_made_up(signature, 1, tried.size), _made_up(signature, 1, tried.size, other=True)]
+    apart = [tried.outputs, tried.outputs]
+    try:
+        apart[1] = _run(runtime, rows[1])
+    except HeadraceError:
+        rows[1] = rows[0]  # the other values do not suit it: two rows of the first kind will do
+    both = {
+        name: Tensor(tensor.datatype, np.concatenate([tensor.array, rows[1][name].array]))
+        for name, tensor in rows[0].items()
+    }
+    try:
+        together = _run(runtime, both)
+    except HeadraceError as error:
+        return f"two rows cannot run together: {error}"
+    for name, tensor in together.items():
+        if not tensor.array.ndim or tensor.rows != 2:
+            return f"output {name!r} has shape {list(tensor.shape)} for two rows"
+        for place, alone in enumerate(apart):
+            if not _alike(tensor.datatype, tensor.array[place], alone[name].array[0]):
+                return f"output {name!r} of a row depends on the row beside it"
+    return ""
+
+
+def _alike(datatype: Datatype, one: object, other: object) -> bool:
+    left, right = np.asarray(one), np.asarray(other)
+    if left.shape != right.shape:
+        return False
+    tolerance = _FLOATS.get(datatype)
+    if tolerance is None:
+        return bool(left.tolist() == right.tolist())
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance / 10, equal_nan=True))
+
+
+def _made_up(signature: Signature, rows: int, size: int, *, other: bool = False) -> dict[str, Tensor]:
+    """Return inputs of zeros; with `other`, of something small that is not zero."""
+    made = {}
+    for spec in signature.inputs:
+        shape = [size if dimension < 0 else dimension for dimension in spec.shape]
+        if signature.batchable:
+            shape[0] = rows
+        if spec.datatype is Datatype.BYTES:
+            array = np.full(shape, b"a" if other else b"", dtype=object)
+        else:
+            # A 64th is exact in every floating type, and near enough to zero for models that wait or count.
+            value = (1 / 64 if spec.datatype in _FLOATS else 1) if other else 0
+            array = np.full(shape, value, dtype=spec.datatype.numpy)
+        made[spec.name] = Tensor(spec.datatype, array)
+    return made
+
+
+def _run(runtime: Runtime, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return runtime.run(inputs, runtime.signature.output_names)
+
+
+def _timed(runtime: Runtime, inputs: Mapping[str, Tensor], clock: Clock) -> float:
+    """Return the median time of a few runs; a slow model is run twice, a fast one a few times."""
+    times: list[float] = []
+    try:
+        while len(times) < 2 or (len(times) < _RUNS and sum(times) < _TIMING_S_MAX):
+            began_s = clock.monotonic_s()
+            _run(runtime, inputs)
+            times.append(clock.monotonic_s() - began_s)
+    except HeadraceError:
+        return float("inf")  # too many rows for it, or moody; a thread will do
+    # The first one still allocates.
+    return median(times[1:])
