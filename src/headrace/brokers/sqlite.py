@@ -56,7 +56,7 @@ class SqliteBroker(Broker):
         """Let go of the file."""
         database, self._database = self._database, None
         if database is not None:
-            database.close()
+            await database.close()
 
     # -- publishing -------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ __all__ = [
     "check_filesystem",
     "check_sqlite",
     "connect",
+    "create",
     "is_broken",
     "translated",
 ]
@@ -99,11 +100,16 @@ class Patience:
         return True
 
 
-def connect(path: Path, *, patience: Patience | None = None) -> Connection:
-    """Open a connection with our rules; WAL and FULL are read back, because builds differ in what they ignore."""
+def create(path: Path) -> None:
+    """Make the file where there is none, for its owner only; SQLite gives the WAL the same permissions."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def connect(path: Path, *, patience: Patience | None = None) -> Connection:
+    """Open a connection with our rules; WAL and FULL are read back, because builds differ in what they ignore."""
+    create(path)
     connection = apsw.Connection(str(path))
     connection.set_busy_handler(patience or Patience())
     mode = connection.execute("PRAGMA journal_mode=WAL").get

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TypeVar
 import apsw
 
 from headrace.clock import Clock
-from headrace.sqlite.connection import Connection, Failure, check_filesystem, check_sqlite, connect, translated
+from headrace.sqlite.connection import Connection, Failure, check_filesystem, check_sqlite, connect, create, translated
 from headrace.sqlite.doorbell import Doorbell
 from headrace.sqlite.writer import Operation, Worker, Writer
 
@@ -30,9 +31,10 @@ _lock = threading.Lock()
 def open_database(path: Path, clock: Clock, failure: Failure) -> Database:
     """Return the open file; broker and store on one path share it, and so their commits. Close it once for each call.
 
-    Raises `failure` with what to do where the library, the place or the file is unfit.
+    Raises `failure` with what to do where the library or the place is unfit. What is wrong with the file itself is
+    raised by the first `write` (making the tables, as a rule), which waits for locks without blocking the loop.
     """
-    path = Path(path).absolute()
+    path = Path(os.path.realpath(path))
     for fault in (*check_sqlite(), *check_filesystem(path)):
         raise failure(fault)
     key = (path, id(asyncio.get_running_loop()))
@@ -50,7 +52,7 @@ class Database:
     def __init__(self, path: Path, clock: Clock, key: tuple[Path, int]) -> None:
         self.path, self.clock, self.users = path, clock, 0
         self._key = key
-        connect(path).close()  # faults show here, in the caller's face, not in a thread
+        create(path)
         self._writer = Writer(path)
         self._reader = Worker(path, "reader")
         self._near: Connection | None = None
@@ -125,7 +127,7 @@ class Database:
                     if not waiters:
                         del self._waiters[name]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go; the last one to do so ends the threads, after what was put is written."""
         with _lock:
             self.users -= 1
@@ -137,9 +139,10 @@ class Database:
         for name in list(self._waiters):
             self._wake((name,))
         self._bell.close()
-        self._reader.close()
-        self._writer.close()
         self._close_near()
+        # The threads finish what was put, which may take as long as a locked file keeps them waiting.
+        await asyncio.to_thread(self._reader.close)
+        await asyncio.to_thread(self._writer.close)
 
     # -- news -------------------------------------------------------------------------------------------
 
