@@ -112,6 +112,32 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 @on_uvloop
+async def test_a10_head_and_options_leave_the_connection_in_step() -> None:
+    async with listening(world()) as listener:
+        connection = await Connection.open(listener.port)
+        connection.writer.write(b"HEAD /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = parse_reply(await connection.reader.readuntil(b"\r\n\r\n"))
+        assert (head.status, head.headers["content-length"]) == (200, "13")
+        reply = await connection.ask(b"OPTIONS /predict HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (reply.status, reply.headers["allow"]) == (204, "OPTIONS, POST")
+        assert "content-length" not in reply.headers
+        assert "transfer-encoding" not in reply.headers
+        assert (await connection.ask(post())).status == 200
+        await connection.close()
+
+
+@on_uvloop
+@pytest.mark.parametrize(("version", "header"), [("1.0", "X: y"), ("1.1", "Connection: close")])
+async def test_who_wants_the_connection_closed_is_told_once(version: str, header: str) -> None:
+    async with listening(world()) as listener:
+        raw = f"GET /v2/health/live HTTP/{version}\r\nHost: x\r\n{header}\r\n\r\n".encode()
+        reply = parse_reply(await exchange_bytes(listener.port, raw))
+        assert (reply.status, reply.body) == (200, b'{"live":true}')
+        assert [value for name, value in reply.every if name == "connection"] == ["close"]
+        assert len([name for name, _ in reply.every if name == "date"]) == 1
+
+
+@on_uvloop
 async def test_a_chunked_body_is_read() -> None:
     raw = b"POST /predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (GOOD[:4], GOOD[4:]))

@@ -32,7 +32,11 @@ from headrace.web.routes import Doc, Route, Router
 from headrace.web.settings import WebSettings
 from headrace.web.site import Site
 
-__all__ = ["App", "WebSettings", "create_app"]
+__all__ = ["WHOLE", "App", "WebSettings", "create_app"]
+
+#: Where a scope may carry a function that sends a whole answer at once: (status, headers, body) → whether it did.
+#: ASGI's two messages are two writes, and so two packets; our own listener saves one of them.
+WHOLE = "headrace.whole"
 
 #: How often requests in progress are looked at: for slow senders, and for clients that have gone.
 SWEEP_S = 0.25
@@ -210,15 +214,19 @@ class App:
         closing = unread and not _may_stay(exchange)
         if closing or self.site.draining or exchange.stopped:
             headers.append((b"connection", b"close"))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         body = b"" if exchange.method == "HEAD" else answer.body
-        self._finish(exchange)
-        if closing and not exchange.stopped and b"expect" not in exchange.headers:
-            # Closing while the client still sends would reset the connection and destroy the answer under way.
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            await _discard(exchange.receive)
-            body = b""
-        await send({"type": "http.response.body", "body": body})
+        whole = exchange.scope.get(WHOLE)
+        if whole is not None and not closing and whole(answer.status, headers, body):
+            self._finish(exchange)
+        else:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            self._finish(exchange)
+            if closing and not exchange.stopped and b"expect" not in exchange.headers:
+                # Closing while the client still sends would reset the connection and destroy the answer under way.
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await _discard(exchange.receive)
+                body = b""
+            await send({"type": "http.response.body", "body": body})
         if span is not None:
             span.end()
 
@@ -231,6 +239,8 @@ class App:
             if exchange.method != "HEAD":
                 async for piece in answer.stream:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except Exception as error:
+            self.site.log_failure(exchange, error)
         except asyncio.CancelledError:
             # The answer has begun, so that there is no other way to say it than to end.
             if exchange.task is not None:

@@ -59,8 +59,8 @@ async def _infer(site: Site, exchange: Exchange) -> Answer:
     if isinstance(answer, Answer):
         return answer
     if answer.id is None:
-        # Optional in the protocol, required by KServe's client.
-        answer.id = exchange.request_id
+        # Optional in the protocol, required by KServe's client. A copy: equal requests may share one answer.
+        answer = msgspec.structs.replace(answer, id=exchange.request_id)
     encoded, header_length = encode_answer(answer, binary=request.binary)
     if header_length is None:
         return Answer(encoded)

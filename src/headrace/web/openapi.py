@@ -208,7 +208,7 @@ def _schemas() -> dict[str, Any]:
             "properties": {
                 "id": string,
                 "status": {"enum": ["pending", "succeeded", "failed"]},
-                "model": string,
+                "model": {"type": ["string", "null"], "description": "null where only the topic knows it."},
                 "model_version": {"type": ["string", "null"]},
                 "result": {"oneOf": [{"$ref": "#/components/schemas/InferAnswer"}, {"type": "null"}]},
                 "error": {"oneOf": [_ERROR, {"type": "null"}]},

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge
-from headrace.web.app import App
+from headrace.web.app import WHOLE, App
 from headrace.web.errors import error_body
 
 __all__ = ["CannotListen", "Listener", "run", "serve"]
@@ -171,6 +172,35 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.scope[WHOLE] = functools.partial(self._send_whole, self.cycle)  # type: ignore[literal-required]
+
+    def _send_whole(
+        self, cycle: RequestResponseCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """Do what two calls of `cycle.send` would do, in one write; False where the socket is not keeping up."""
+        if cycle.response_started or self.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+            if name == b"connection":
+                cycle.keep_alive = False
+        if not cycle.keep_alive and headers[-1][0] != b"connection":
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", body)
+        self.transport.write(b"".join(parts))
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
