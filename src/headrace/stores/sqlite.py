@@ -1,7 +1,7 @@
 """Results, dead letters and the outbox in one SQLite file: the embedded default.
 
-What is done inside a transaction is in `sqlite_tables`. Writers are serial, so the order of the sequence is the order of
-the commits, and a cursor is a number that nothing can slip in before.
+What is done inside a transaction is in `sqlite_tables`. Writers are serial, so the order of the sequence is the order
+of the commits, and a cursor is a number that nothing can slip in before.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ def _bury_pair(connection: Connection, id: str, number: int, *, code: str, reaso
     connection.execute(
         "INSERT INTO dead(id, destination, model, code, reason, attempts, dead_ms)"
         " SELECT o.id, d.url, o.model, ?, ?, o.attempts, ? FROM outbox o"
-        " JOIN destinations d ON d.number = o.destination WHERE o.id = ? AND o.destination = ? ON CONFLICT(id, destination) DO NOTHING",
+        " JOIN destinations d ON d.number = o.destination"
+        " WHERE o.id = ? AND o.destination = ? ON CONFLICT(id, destination) DO NOTHING",
         (code, reason, now_ms, id, number),
     )
 
