@@ -62,12 +62,12 @@ async def verify(stack: Stack, http: aiohttp.ClientSession, receiver: Receiver |
 
 @pytest.mark.parametrize("point", ["claimed", "computed", "committed", "acked"])
 async def test_inference_is_killed_at_each_durable_step(new_stack: NewStack, point: str) -> None:
-    stack = new_stack(NEG, HEADRACE_CRASH_AT=f"{point}:3", **QUICK)
+    stack = new_stack(NEG, HEADRACE_CRASH_AT=f"{point}:25", **QUICK)
     stack.start()
     await stack.ready()
     first = set(stack.pids("inference"))
     async with stack.http() as http:
-        await submit_many(stack, http, 60)
+        await submit_many(stack, http, 150)
         await verify(stack, http)
     assert set(stack.pids("inference")) != first, "the crash point was never reached"
     assert await stack.stop() == 0
