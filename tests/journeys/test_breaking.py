@@ -247,3 +247,29 @@ async def test_the_whole_stack_is_killed_and_a_new_one_finishes(new_stack: NewSt
     async with stack.http() as http:
         await verify(stack, http)
     assert await stack.stop() == 0
+
+
+async def test_a_full_line_refuses_with_429_and_loses_no_202(new_stack: NewStack) -> None:
+    stack = new_stack(SLOW, HEADRACE_INGEST_QUEUE_LENGTH_MAX="20", **QUICK)
+    stack.start()
+    await stack.ready()
+    refusals = []
+    async with stack.http() as http:
+
+        async def flood() -> None:
+            for _ in range(20):
+                body = tensor("x", "FP32", [[0.02]])
+                headers = {"Prefer": "respond-async"}
+                async with http.post("/v2/models/slow/infer", json=body, headers=headers) as answer:
+                    content = await answer.json()
+                    if answer.status == 202:
+                        stack.history.accept(content["id"])
+                    else:
+                        refusals.append((answer.status, content["code"], int(answer.headers["Retry-After"])))
+
+        await asyncio.gather(*(flood() for _ in range(8)))
+        assert refusals
+        assert {(status, code) for status, code, _ in refusals} == {(429, "overloaded")}
+        assert all(seconds >= 1 for _, _, seconds in refusals)
+        await verify(stack, http)
+    assert await stack.stop() == 0
