@@ -100,6 +100,7 @@ def batcher(
     tracer: Tracer | None = None,
     size_max: int = 8,
     waiting_rows_max: int = 100_000,
+    waiting_bytes_max: int = 1 << 30,
     **others: Any,
 ) -> Batcher:
     told = told or Told()
@@ -109,7 +110,7 @@ def batcher(
         [InlineRunner()] if runners is None else runners,
         model="m",
         version="1",
-        settings=BatchSettings(size_max=size_max, waiting_rows_max=waiting_rows_max),
+        settings=BatchSettings(size_max, waiting_rows_max, waiting_bytes_max),
         clock=told.clock,
         meter=meter,
         **others,

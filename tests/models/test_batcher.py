@@ -547,11 +547,28 @@ async def test_too_much_waiting_is_overloaded_with_a_time_computed_from_the_drai
     with pytest.raises(Overloaded) as caught:
         line.submit(request([row(9)]))
     assert caught.value.retry_after_s == pytest.approx(4 * 0.5)
-    assert caught.value.details == {"model": "m", "waiting": 4, "waiting_max": 4}
+    assert caught.value.details["waiting_rows"] == caught.value.details["waiting_rows_max"] == 4
     waiting[0].cancel()
     room = line.submit(request([row(9)] * 2))  # whoever left makes room at once
     gate.open.set()
     await asyncio.gather(running, waiting[1], room)
+    await line.close()
+
+
+async def test_too_many_bytes_waiting_are_overloaded_too() -> None:
+    gate = Gate()
+    line = batcher(Scripted(gate), threads(), waiting_bytes_max=30)
+    running = line.submit(request([row(0)]))
+    await gate.inside()
+    waiting = [line.submit(request([row(1)])) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        line.submit(request([row(9)]))
+    waiting.pop().cancel()
+    waiting.append(line.submit(request([row(9)])))
+    gate.open.set()
+    await asyncio.gather(running, *waiting)
+    waiting = [line.submit(request([row(1)])) for _ in range(2)]
+    await asyncio.gather(*waiting)
     await line.close()
 
 

@@ -95,12 +95,18 @@ def softmax_over_rows() -> onnx.ModelProto:
 
 
 def batch_of_one_built_in() -> onnx.ModelProto:
-    """A model that declares any number of rows and reshapes to one."""
+    """A model that declares any number of rows and reshapes to one, in a way that no shape inference sees."""
     return graph(
-        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        [
+            helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+            helper.make_node("Mul", ["most", "nothing"], ["zero"]),
+            helper.make_node("Cast", ["zero"], ["whole"], to=TensorProto.INT64),
+            helper.make_node("Add", ["shape", "whole"], ["wanted"]),
+            helper.make_node("Reshape", ["x", "wanted"], ["y"]),
+        ],
         [value("x", TensorProto.FLOAT, ["N", 3])],
         [value("y", TensorProto.FLOAT, ["N", 3])],
-        [weight("shape", np.array([1, 3], np.int64))],
+        [weight("shape", np.array([1, 3], np.int64)), weight("nothing", np.array(0, np.float32))],
     )
 
 

@@ -28,7 +28,7 @@ class Line(Protocol):
 class Pending(asyncio.Future[InferAnswer]):
     """A request that waits for its answer, and the future of that answer."""
 
-    __slots__ = ("key", "line", "names", "queue_time_ms", "request", "rows", "since_s", "trace", "waiting")
+    __slots__ = ("key", "line", "names", "queue_time_ms", "request", "rows", "since_s", "size", "trace", "waiting")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Pending(asyncio.Future[InferAnswer]):
         request: InferRequest,
         names: tuple[str, ...],
         rows: int,
+        size: int,
         since_s: float,
         trace: TraceContext | None,
         *,
@@ -47,6 +48,8 @@ class Pending(asyncio.Future[InferAnswer]):
         #: The outputs it gets, in this order.
         self.names = names
         self.rows = rows
+        #: Bytes of its tensors.
+        self.size = size
         self.since_s = since_s
         self.trace = trace
         #: What others must agree with to run with it; None: nobody may.

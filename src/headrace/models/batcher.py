@@ -38,7 +38,10 @@ class BatchSettings:
 
     size_max: int = setting(64, "Most rows run together; a larger request runs alone.", min=1)
     waiting_rows_max: int = setting(
-        4096, "Most rows that may wait for one version's runners; more are answered `overloaded`.", min=1
+        16_384, "Most rows that may wait for one version's runners; more are answered `overloaded`.", min=1
+    )
+    waiting_bytes_max: int = setting(
+        1 << 30, "Most bytes of tensors that may wait for one version's runners (text counts 8 a value).", min=1
     )
 
 
@@ -98,7 +101,7 @@ class Batcher:
         #: Parts of failed batches, which go first.
         self._again: deque[list[Pending]] = deque()
         self._running: set[Batch] = set()
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._runs = 0
         self._rows_per_s = 1 / row_s if row_s else 0.0
         self._inline_for_good = inline_for_good
@@ -140,9 +143,13 @@ class Batcher:
         # An empty request costs a run like any other, and in a batch a model that fails on it would hide that.
         key = self._key(request, names) if self.batchable and rows else None
         rows = rows or 1
-        if self._waiting_rows and self._waiting_rows + rows > self._settings.waiting_rows_max:
+        size = sum([tensor.array.nbytes for tensor in request.inputs.values()])
+        if self._waiting_rows and (
+            self._waiting_rows + rows > self._settings.waiting_rows_max
+            or self._waiting_bytes + size > self._settings.waiting_bytes_max
+        ):
             raise self._overloaded()
-        pending = Pending(self, request, names, rows, self._clock.monotonic_s(), trace, loop=self._loop)
+        pending = Pending(self, request, names, rows, size, self._clock.monotonic_s(), trace, loop=self._loop)
         self._line.append(pending)
         if key is not None:
             pending.key = key
@@ -151,6 +158,7 @@ class Batcher:
                 mates = self._mates[key] = deque()
             mates.append(pending)
         self._waiting_rows += rows
+        self._waiting_bytes += size
         if self._free and not self._scheduled:
             self._schedule()
         return pending
@@ -171,6 +179,7 @@ class Batcher:
     def left(self, pending: Pending) -> None:
         """Take note that somebody who waited has gone (called by Pending)."""
         self._waiting_rows -= pending.rows
+        self._waiting_bytes -= pending.size
         self._gone += 1
         # While a run hangs, callers come and give up: their remains must not pile up behind it.
         if self._gone > 64 and self._gone * 2 > len(self._line):
@@ -236,6 +245,7 @@ class Batcher:
         for pending in members:
             pending.waiting = False
             self._waiting_rows -= pending.rows
+            self._waiting_bytes -= pending.size
         line = self._line
         while line and not line[0].waiting:
             line.popleft()
@@ -333,8 +343,10 @@ class Batcher:
             f"{self._waiting_rows} rows wait for model {self.model!r}",
             details={
                 "model": self.model,
-                "waiting": self._waiting_rows,
-                "waiting_max": self._settings.waiting_rows_max,
+                "waiting_rows": self._waiting_rows,
+                "waiting_rows_max": self._settings.waiting_rows_max,
+                "waiting_bytes": self._waiting_bytes,
+                "waiting_bytes_max": self._settings.waiting_bytes_max,
             },
             retry_after_s=self._waiting_rows / rate if rate else None,
         )
@@ -368,6 +380,6 @@ class Batcher:
         self._line.clear()
         self._mates.clear()
         self._again.clear()
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         for runner in self._runners:
             runner.stop()
