@@ -10,8 +10,10 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.services.door import Call
+from headrace.settings import SettingsError, load
 from headrace.telemetry.trace import Recorder, Tracer
 from headrace.tensor import Tensor
+from headrace.web.app import WebSettings
 from web.kit import FakeDoor, World, ask, world
 
 GOOD = b'{"data": [[1, 2, 3]]}'
@@ -186,6 +188,22 @@ async def test_too_large_names_limit_and_size() -> None:
     assert reply.json()["details"] == {"input": "body", "limit": 1024, "size": 2000}
     reply = await here.ask("POST", "/predict", [b"x" * 1000, b"x" * 1000])
     assert (reply.status, reply.headers["connection"]) == (413, "close")
+
+
+async def test_memory_for_bodies_is_bounded_and_given_back() -> None:
+    here = world(bodies_bytes_max=100_000)
+    clients = [Client(here, length=1_000_000) for _ in range(2)]
+    clients[0].send(b"x" * 70_000)
+    await turn()
+    clients[1].send(b"x" * 70_000)
+    await turn()
+    clients[1].go()
+    reply = await clients[1].task
+    assert (reply.status, reply.json()["code"]) == (429, "overloaded")
+    assert int(reply.headers["retry-after"]) >= 1
+    clients[0].go()
+    await clients[0].task
+    assert here.app._bodies.held == 0
 
 
 async def test_a9_answers_are_never_compressed_whatever_is_accepted() -> None:
@@ -387,3 +405,13 @@ async def test_a_failed_request_is_a_failed_span() -> None:
     await here.predict([[1, 2]])
     await here.ask("GET", "/nowhere")
     assert [span.error for span in recorder.named("request_received")] == [None, "request_not_found"]
+
+
+# -- settings ---------------------------------------------------------------------------------------------
+
+
+def test_settings_that_contradict_each_other_are_a_fault() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load([WebSettings], environ={"HEADRACE_WEB_BODIES_BYTES_MAX": "2048"})
+    assert [fault.key for fault in caught.value.faults] == ["web.bodies_bytes_max"]
+    assert load([WebSettings], environ={})[WebSettings] == WebSettings()

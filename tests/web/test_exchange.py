@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import InvalidRequest, TooLarge, UnsupportedMediaType
-from headrace.web.exchange import ClientGone, Exchange, inflate
+from headrace.errors import InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType
+from headrace.web.exchange import Bodies, ClientGone, Exchange, inflate
 from headrace.web.settings import WebSettings
 
 MiB = 1024 * 1024
 
 
-def exchange(*pieces: bytes | None, limit: int = MiB, **headers: str) -> Exchange:
+def exchange(*pieces: bytes | None, limit: int = MiB, bodies: Bodies | None = None, **headers: str) -> Exchange:
     """A request whose body comes in pieces; None stands for a client that goes."""
     waiting = list(pieces)
 
@@ -27,7 +27,7 @@ def exchange(*pieces: bytes | None, limit: int = MiB, **headers: str) -> Exchang
 
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"method": "POST", "headers": pairs, "query_string": b""}
-    return Exchange(scope, receive, WebSettings(body_bytes_max=limit), 0.0)
+    return Exchange(scope, receive, WebSettings(body_bytes_max=limit), bodies or Bodies(1 << 30), 0.0)
 
 
 async def test_a_body_comes_whole_however_it_was_cut() -> None:
@@ -142,3 +142,33 @@ def test_a_query_that_cannot_be_read_is_refused(query: bytes) -> None:
     found.scope["query_string"] = query
     with pytest.raises(InvalidRequest):
         found.query()
+
+
+async def test_long_bodies_together_take_no_more_than_their_limit() -> None:
+    bodies = Bodies(250_000)
+    half = b"x" * 50_000
+    first, second = (exchange(half, half, bodies=bodies) for _ in range(2))
+    await first.body()
+    await second.body()
+    assert bodies.held == 200_000
+    third = exchange(half, half, bodies=bodies)
+    with pytest.raises(Overloaded) as caught:
+        await third.body()
+    assert caught.value.retry_after_s is not None
+    assert caught.value.details == {"held": 200_000 + third.held, "limit": 250_000}
+    for each in (first, second, third):
+        bodies.give_back(each.held, 4.0)
+    assert bodies.held == 0
+    await exchange(half, half, bodies=bodies).body()
+
+
+async def test_short_bodies_are_not_counted_and_inflated_ones_are() -> None:
+    bodies = Bodies(100_000)
+    for _ in range(10):
+        await exchange(b"x" * 20_000, b"y" * 20_000, bodies=bodies).body()
+    assert bodies.held == 0
+    found = exchange(gzip.compress(b"x" * 90_000), bodies=bodies, content_encoding="gzip")
+    await found.body()
+    assert (bodies.held, found.held) == (90_000, 90_000)
+    with pytest.raises(Overloaded):
+        await exchange(gzip.compress(b"x" * 90_000), bodies=bodies, content_encoding="gzip").body()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import gzip
 import json
 import logging
@@ -19,7 +20,7 @@ import pytest
 from headrace.services.door import Call
 from headrace.tensor import Tensor
 from headrace.web.server import CannotListen, Listener, run, serve
-from web.kit import FakeDoor, Reply, World, exchange_bytes, listening, parse_reply, world
+from web.kit import FakeDoor, FakeRequests, Reply, World, exchange_bytes, listening, parse_reply, world
 
 GOOD = b'{"data": [[1, 2, 3]]}'
 
@@ -226,6 +227,41 @@ async def test_a_small_unread_body_does_not_cost_the_connection() -> None:
         assert (await connection.ask(post(b"x" * 1000, "/nowhere"))).status == 404
         assert (await connection.ask(post())).status == 200
         await connection.close()
+
+
+@on_uvloop
+@pytest.mark.parametrize("body", [GOOD, b'{"data": [[1, 2]]}', b"{"])
+async def test_a_request_leaves_nothing_for_the_collector(body: bytes) -> None:
+    """Circles would be collected in pauses, and pauses are what a p99 is made of."""
+    async with listening(world()) as listener:
+        connection = await Connection.open(listener.port)
+        await connection.ask(post(body))
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(100):
+                await connection.ask(post(body))
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
+        await connection.close()
+
+
+@on_uvloop
+async def test_events_are_chunks_that_end() -> None:
+    requests = FakeRequests()
+    requests.put("a")
+    async with listening(world(FakeDoor(requests=requests))) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /requests/a/events HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head = await reader.readuntil(b"event: pending")
+        assert b"transfer-encoding: chunked" in head
+        requests.put("a", "succeeded")
+        rest = await reader.read()
+        assert b"event: succeeded" in rest
+        assert rest.endswith(b"0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
 
 
 # -- clients that go, dawdle or flood ---------------------------------------------------------------------

@@ -26,7 +26,7 @@ from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import Tracer
 from headrace.web import docs, health, oip, predict, requests
 from headrace.web.errors import error_answer
-from headrace.web.exchange import Answer, ClientGone, Exchange, Receive, Scope, Send
+from headrace.web.exchange import Answer, Bodies, ClientGone, Exchange, Receive, Scope, Send
 from headrace.web.headers import legal_request_id
 from headrace.web.routes import Doc, Route, Router
 from headrace.web.settings import WebSettings
@@ -86,6 +86,7 @@ class App:
         self.router = Router(routes)
         self.inflight: set[Exchange] = set()
         self._settings = site.settings
+        self._bodies = Bodies(site.settings.bodies_bytes_max)
         self._tracing = site.tracer.enabled
         self._monotonic_s = site.clock.monotonic_s
         self._idle: asyncio.Event | None = None
@@ -98,7 +99,7 @@ class App:
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, self._settings, self._monotonic_s())
+        exchange = Exchange(scope, receive, self._settings, self._bodies, self._monotonic_s())
         request_id = legal_request_id(exchange.headers.get(b"x-request-id"))
         exchange.request_id = request_id or self.new_request_id()
         exchange.task = asyncio.current_task()
@@ -121,6 +122,11 @@ class App:
                 exchange.watcher.cancel()
             if not exchange.finished_s:
                 self._finish(exchange)
+            # An error holds its frames and they this exchange: broken up here, nothing is left for the collector.
+            exchange.error = None
+            scope.pop(WHOLE, None)
+            if exchange.held:
+                self._bodies.give_back(exchange.held, self._monotonic_s() - exchange.started_s)
 
     def new_request_id(self) -> str:
         """Return an id that no other request of any process has; legal as X-Request-Id."""
@@ -286,7 +292,7 @@ class App:
     def observe_refusal(self, request_id: str, status: int, error: HeadraceError) -> None:
         """Count and log an answer that the listener gave by itself: there was no request to speak of."""
         scope: Scope = {"method": "", "headers": []}
-        exchange = Exchange(scope, _nothing, self._settings, self._monotonic_s())
+        exchange = Exchange(scope, _nothing, self._settings, self._bodies, self._monotonic_s())
         exchange.request_id, exchange.status, exchange.error = request_id, status, error
         self._finish(exchange)
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from headrace.errors import HeadraceError, InvalidRequest, TooLarge, UnsupportedMediaType
+from headrace.errors import HeadraceError, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType
 from headrace.telemetry.trace import Span
 from headrace.web.settings import WebSettings
 
-__all__ = ["Answer", "ClientGone", "Exchange", "Receive", "Scope", "Send", "inflate", "too_large"]
+__all__ = ["Answer", "Bodies", "ClientGone", "Exchange", "Receive", "Scope", "Send", "inflate", "too_large"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -20,6 +20,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 #: Bodies above this are inflated on a thread, so that a bomb does not hold up the event loop.
 INFLATE_INLINE_MAX = 64 * 1024
+#: Bodies up to this are not counted among those that are held.
+HELD_UNCOUNTED_MAX = 64 * 1024
 _INFLATE_STEP = 1024 * 1024
 _WINDOW = {b"gzip": zlib.MAX_WBITS | 16, b"x-gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 
@@ -53,15 +55,45 @@ class Answer:
         self.stream = stream
 
 
+class Bodies:
+    """The memory that long bodies take together: a thousand of the longest must not be more than a machine has."""
+
+    __slots__ = ("_held_s", "held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        """Hold nothing; `limit` is in bytes, for all of them."""
+        self.limit = limit
+        self.held = 0
+        #: How long one is held, smoothed: after that there is room for another.
+        self._held_s = 1.0
+
+    def take(self, size: int) -> None:
+        """Hold `size` more bytes. Raises Overloaded with the time that a body is usually held."""
+        if self.held + size > self.limit:
+            raise Overloaded(
+                "The bodies of other requests take all the memory there is for them",
+                details={"held": self.held, "limit": self.limit},
+                retry_after_s=self._held_s,
+            )
+        self.held += size
+
+    def give_back(self, size: int, held_s: float) -> None:
+        """Let go of what a request that lasted `held_s` held."""
+        self.held -= size
+        self._held_s += (held_s - self._held_s) / 8
+
+
 class Exchange:
     """One request on its way through; its slots are what the log line and the metrics are made of."""
 
     __slots__ = (
+        "bodies",
         "bytes_seen",
         "error",
         "extra_headers",
         "finished_s",
         "headers",
+        "held",
         "input_size",
         "kind",
         "location",
@@ -84,8 +116,11 @@ class Exchange:
         "watcher",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, settings: WebSettings, started_s: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, settings: WebSettings, bodies: Bodies, started_s: float) -> None:
         """Begin; nothing is read yet."""
+        self.bodies = bodies
+        #: What of `bodies` is this one's.
+        self.held = 0
         self.scope = scope
         self.receive = receive
         self.settings = settings
@@ -174,12 +209,19 @@ class Exchange:
                 body = await asyncio.to_thread(inflate, body, encoding, limit)
             else:
                 body = inflate(body, encoding, limit)
+            self._hold(len(body))
         self.input_size = len(body)
         return body
+
+    def _hold(self, size: int) -> None:
+        if size > HELD_UNCOUNTED_MAX or self.held:
+            self.bodies.take(size)
+            self.held += size
 
     async def _rest(self, first: bytes, limit: int) -> bytes:
         pieces = [first]
         self.bytes_seen = len(first)
+        self._hold(len(first))
         while True:
             message = await self.receive()
             if message["type"] != "http.request":
@@ -189,6 +231,7 @@ class Exchange:
             self.bytes_seen += len(piece)
             if self.bytes_seen > limit:
                 raise too_large(self.bytes_seen, limit)
+            self._hold(len(piece) if self.held else self.bytes_seen)
             if not message.get("more_body", False):
                 return b"".join(pieces)
 

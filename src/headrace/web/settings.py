@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from headrace.settings import setting
@@ -18,6 +19,9 @@ class WebSettings:
 
     body_bytes_max: int = setting(
         64 * 1024 * 1024, "Largest body, before and after decompression; above it 413.", min=1024, max=1 << 31
+    )
+    bodies_bytes_max: int = setting(
+        1024 * 1024 * 1024, "Memory for all long bodies at a time; above it 429.", min=1024, max=1 << 40
     )
     body_timeout_s: float = setting(
         30.0, "A body must be here by then, unless it makes steady progress; else 408.", min=0.1, max=3600
@@ -41,3 +45,8 @@ class WebSettings:
     health_window_s: int = setting(
         60, "How far back /health looks; requests older than this do not count.", min=5, max=3600
     )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield what one field alone cannot tell."""
+        if self.bodies_bytes_max < self.body_bytes_max:
+            yield "bodies_bytes_max", "it must be at least web.body_bytes_max, or the longest body never fits"

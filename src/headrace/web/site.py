@@ -20,7 +20,7 @@ from headrace.web.window import UNHEALTHY_RATE, Window
 __all__ = ["Site"]
 
 #: A name outside of this is answered "not found" without being repeated: it may be a path, or a terminal's codes.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Site:
