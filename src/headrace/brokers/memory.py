@@ -211,6 +211,7 @@ class MemoryBroker(Broker):
 
     async def forget(self, ids: Collection[str], accepted_before_ms: int) -> None:
         """Drop fingerprints whose retention is over."""
+        self._check_open()
         for id, (_, accepted_ms) in list(self._accepted.items()):
             if id in ids or (accepted_ms < accepted_before_ms and id not in self._rows):
                 del self._accepted[id]
