@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import json
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -233,3 +235,49 @@ async def test_the_index_lists_every_version_with_its_state(content: bytes, name
 async def test_a_bad_index_request_is_refused(content: bytes, code: str) -> None:
     reply = await world().ask("POST", "/v2/repository/index", content)
     assert (reply.status, reply.json()["code"]) == (400, code)
+
+
+X = struct.pack("<4f", 1, 2, 3, 4)
+BINARY_X = b'{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}'
+JSON_X = b'{"name":"x","shape":[1,4],"datatype":"FP32","data":[1.0,2.0,3.0,4.0]}'
+DEFAULT = b'{"inputs":[' + BINARY_X + b'],"parameters":{"binary_data_output":true}}'
+ALL = (
+    b'{"id":"r2","inputs":[' + BINARY_X + b'],"outputs":[{"name":"y","parameters":{"binary_data":true}}],'
+    b'"parameters":{"sequence_id":7,"sequence_start":true,"sequence_end":false,"priority":3,"timeout":5000,"k":"v"}}'
+)
+PERF = b'{"id":"","inputs":[' + JSON_X + b'],"outputs":[{"name":"y","parameters":{"binary_data":false}}]}'
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "headers", "binary"),
+    [
+        (b'{"inputs":[' + JSON_X + b'],"parameters":{"binary_data_output":true}}', b"", {}, True),
+        (DEFAULT, X, {LENGTH: str(len(DEFAULT))}, True),
+        (ALL, X, {LENGTH: str(len(ALL)), "X-T": "1"}, True),
+        (PERF, b"", {LENGTH: str(len(PERF)), "Content-Type": "application/json"}, False),
+        (b'{"inputs":[' + JSON_X + b"]}", b"", {"Content-Type": "application/octet-stream"}, False),
+    ],
+    ids=["json in", "the default", "everything at once", "perf_analyzer", "the asyncio client"],
+)
+@pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
+async def test_what_clients_really_send_is_understood(
+    head: bytes, tail: bytes, headers: dict[str, str], binary: bool, encoding: str
+) -> None:
+    content = head + tail
+    if encoding:
+        headers = headers | {"Content-Encoding": encoding, "Accept-Encoding": encoding}
+        content = gzip.compress(content) if encoding == "gzip" else zlib.compress(content)
+    here = world(FakeDoor(state(signature=signature(Datatype.FP32, (-1, 4)))))
+    reply = await here.ask("POST", INFER + "?q=1", content, headers)
+    assert reply.status == 200
+    answer = decode_answer(reply.body, int(reply.headers[LENGTH]) if binary else None)
+    assert answer.outputs["y"] == tensor([[1, 2, 3, 4]])
+    assert answer.id == ("r2" if head is ALL else reply.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("parameter", ["classification", "shared_memory_region"])
+async def test_an_extension_that_would_change_the_answer_is_refused(parameter: str) -> None:
+    here = world()
+    reply = await infer(here, body(outputs=[{"name": "y", "parameters": {parameter: 1}}]))
+    assert (reply.status, reply.json()["details"]["parameter"]) == (400, parameter)
+    assert here.door.calls == []

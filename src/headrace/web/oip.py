@@ -5,6 +5,7 @@ Source: kserve/open-inference-protocol, inference_rest.md; the binary form is Tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from headrace import __version__
 from headrace.errors import InvalidJson, InvalidRequest
 from headrace.services.door import ModelState
-from headrace.tensor import decode_request, encode_answer
+from headrace.tensor import RequestedOutput, decode_request, encode_answer
 from headrace.web.call import PARAMETERS, through
 from headrace.web.exchange import Answer, Exchange
 from headrace.web.headers import check_media_type
@@ -24,6 +25,9 @@ from headrace.web.site import Site
 __all__ = ["ROUTES"]
 
 HEADER_LENGTH = b"inference-header-content-length"
+
+#: Extensions that change an output, from Triton; /v2 does not list them.
+_NOT_OFFERED = frozenset({"classification", "shared_memory_region"})
 
 _encode = msgspec.json.Encoder().encode
 _BINARY_TYPE = b"application/octet-stream"
@@ -55,6 +59,8 @@ async def _infer(site: Site, exchange: Exchange) -> Answer:
         version=exchange.params.get("version"),
         signature=signature_of(state),
     )
+    if request.outputs is not None:
+        _refuse_extensions(request.outputs)
     answer = await through(site, exchange, request)
     if isinstance(answer, Answer):
         return answer
@@ -65,6 +71,13 @@ async def _infer(site: Site, exchange: Exchange) -> Answer:
     if header_length is None:
         return Answer(encoded)
     return Answer(encoded, content_type=_BINARY_TYPE, headers=((HEADER_LENGTH, b"%d" % header_length),))
+
+
+def _refuse_extensions(outputs: Sequence[RequestedOutput]) -> None:
+    """Refuse what we do not offer and whose absence would give the caller another answer than it asked for."""
+    for output in outputs:
+        for name in _NOT_OFFERED.intersection(output.parameters):
+            raise InvalidRequest(f"{name} is not supported", details={"output": output.name[:64], "parameter": name})
 
 
 def _header_length(value: bytes | None) -> int | None:

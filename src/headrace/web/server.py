@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.web.app import WHOLE, App
 from headrace.web.errors import error_body
 
-__all__ = ["CannotListen", "Listener", "run", "serve"]
+__all__ = ["CannotListen", "Listener", "probe", "run", "serve"]
 
 T = TypeVar("T")
 
@@ -113,6 +113,23 @@ async def serve(
         waiting.cancel()
     finally:
         await listener.stop()
+
+
+def probe(host: str, port: int) -> int:
+    """Return the port that could be bound now, a free one where `port` is 0. Raises CannotListen."""
+    sockets = _bind(host, port)
+    try:
+        for each in sockets:
+            try:
+                # With SO_REUSEADDR only listening shows that somebody else listens already.
+                each.listen(1)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise CannotListen(f"cannot listen on {host}:{port}: {reason.lower()}") from error
+        return int(sockets[0].getsockname()[1])
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def run(main: Awaitable[T]) -> T:
