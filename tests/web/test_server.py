@@ -19,7 +19,7 @@ import pytest
 
 from headrace.services.door import Call
 from headrace.tensor import Tensor
-from headrace.web.server import CannotListen, Listener, run, serve
+from headrace.web.server import CannotListen, Listener, probe, run, serve
 from web.kit import FakeDoor, FakeRequests, Reply, World, exchange_bytes, listening, parse_reply, world
 
 GOOD = b'{"data": [[1, 2, 3]]}'
@@ -392,6 +392,28 @@ async def test_a16_a_taken_port_is_one_line_with_address_and_port() -> None:
 async def test_an_address_that_is_not_ours_is_one_line(host: str) -> None:
     with pytest.raises(CannotListen, match=f"cannot listen on {host}:0: "):
         await Listener(world().app, host, 0).start()
+
+
+@on_uvloop
+async def test_a16_two_that_start_at_once_cannot_both_have_the_port() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        # Bound and not listening yet: binding beside it succeeds, and only listening tells.
+        port = other.getsockname()[1]
+        first = Listener(world().app, "127.0.0.1", port)
+        await first.start()
+        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: address already in use"):
+            await Listener(world().app, "127.0.0.1", port).start()
+        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}"):
+            probe("127.0.0.1", port)
+        await first.stop()
+
+
+def test_a_port_can_be_tried_beforehand() -> None:
+    port = probe("127.0.0.1", 0)
+    assert port > 0
+    assert probe("127.0.0.1", port) == port
 
 
 @on_uvloop

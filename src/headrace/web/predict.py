@@ -16,7 +16,7 @@ from headrace.web.headers import check_media_type
 from headrace.web.routes import Doc, Parameter, Route
 from headrace.web.site import Site
 
-__all__ = ["ROUTES", "signature_of"]
+__all__ = ["ROUTES", "inputs_of", "prediction_of", "signature_of"]
 
 #: How much of a caller's own names an error repeats.
 NAMES_SHOWN_MAX = 8
@@ -48,11 +48,11 @@ async def _predict(site: Site, exchange: Exchange) -> Answer:
     exchange.model, exchange.model_version = state.name, state.version
     check_media_type(exchange.headers.get(b"content-type"), binary=False)
     body = await exchange.body()
-    inputs = _read_inputs(_read_data(body), signature_of(state))
+    inputs = inputs_of(body, signature_of(state))
     answer = await through(site, exchange, InferRequest(model=state.name, inputs=inputs))
     if isinstance(answer, Answer):
         return answer
-    shown = _Prediction(_shown(answer), answer.model, exchange.model_version, exchange.request_id)
+    shown = _Prediction(prediction_of(answer), answer.model, exchange.model_version, exchange.request_id)
     return Answer(_encode(shown))
 
 
@@ -66,7 +66,13 @@ def signature_of(state: ModelState) -> Signature:
     return state.signature
 
 
-def _shown(answer: InferAnswer) -> Any:
+def inputs_of(body: bytes, signature: Signature) -> dict[str, Tensor]:
+    """Read `{"data": …}`. Raises InvalidJson, InvalidRequest, MissingInput, UnknownInput and what tensors raise."""
+    return _read_inputs(_read_data(body), signature)
+
+
+def prediction_of(answer: InferAnswer) -> Any:
+    """Return the outputs as nested lists; an object by name where there are several."""
     outputs = answer.outputs
     if len(outputs) == 1:
         ((name, only),) = outputs.items()

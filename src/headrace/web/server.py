@@ -27,6 +27,8 @@ LAST_REQUESTS_S = 0.25
 #: How long cancelled requests may take to say so.
 CANCEL_S = 1.0
 
+BACKLOG = 2048
+
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 413: b"Content Too Large"}
 
 
@@ -62,6 +64,7 @@ class Listener:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            backlog=BACKLOG,
             timeout_keep_alive=self.app.site.settings.idle_timeout_s,
         )
         self._server = _Server(config, self.app)
@@ -119,13 +122,6 @@ def probe(host: str, port: int) -> int:
     """Return the port that could be bound now, a free one where `port` is 0. Raises CannotListen."""
     sockets = _bind(host, port)
     try:
-        for each in sockets:
-            try:
-                # With SO_REUSEADDR only listening shows that somebody else listens already.
-                each.listen(1)
-            except OSError as error:
-                reason = error.strerror or str(error)
-                raise CannotListen(f"cannot listen on {host}:{port}: {reason.lower()}") from error
         return int(sockets[0].getsockname()[1])
     finally:
         for each in sockets:
@@ -149,7 +145,7 @@ async def _coroutine(main: Awaitable[T]) -> T:
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
-    """Bind every address that a name stands for."""
+    """Bind every address that a name stands for, and listen."""
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -171,6 +167,8 @@ def _bind(host: str, port: int) -> list[socket.socket]:
                 bound.close()
                 continue
             bound.setblocking(False)
+            # With SO_REUSEADDR it may be only now that somebody else turns out to be there.
+            bound.listen(BACKLOG)
         if not sockets:
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     except OSError as error:
