@@ -169,9 +169,7 @@ def run(client: Client, up: subprocess.Popen[bytes], labels: list[str]) -> bool:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(tally.submit, files[: MESSAGES // 2]))
         victim = kill_one(up)
-        console.print(
-            f"  kill -9 {victim} (an inference process) after {MESSAGES // 2} of {len(files)} messages"
-        )
+        console.print(f"  kill -9 {victim} (an inference process) after {MESSAGES // 2} of {len(files)} messages")
         list(pool.map(tally.submit, files[MESSAGES // 2 :]))
     deadline = time.monotonic() + 60
     while set(tally.seen) != set(tally.sent_at) and time.monotonic() < deadline:
@@ -183,9 +181,7 @@ def run(client: Client, up: subprocess.Popen[bytes], labels: list[str]) -> bool:
 
 def report(client: Client, tally: Tally, labels: list[str]) -> bool:
     """Print what was seen; each id is also asked for by itself."""
-    unanswered = [
-        name for name in tally.sent_at if client.call(f"/requests/{name}")[1].get("status") != "succeeded"
-    ]
+    unanswered = [name for name in tally.sent_at if client.call(f"/requests/{name}")[1].get("status") != "succeeded"]
     doubled = [name for name, count in tally.seen.items() if count > 1]
     sample = Table(title="Some answers", title_justify="left")
     for heading in ("file", "the model says", "score"):

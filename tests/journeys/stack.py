@@ -155,9 +155,7 @@ class Stack:
             return None
         assert location == f"/requests/{content['id']}"
         request = json.dumps([model, body], sort_keys=True)
-        self.history.accept(
-            content["id"], key=key, request=request, destinations=[destination] if destination else []
-        )
+        self.history.accept(content["id"], key=key, request=request, destinations=[destination] if destination else [])
         if must_fail:
             self.history.meant_to_fail.add(content["id"])
         return str(content["id"])

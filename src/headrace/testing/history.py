@@ -57,9 +57,7 @@ class History:
     meant_to_fail: set[str] = field(default_factory=set)
     waiting_max: int = 0
 
-    _ids_by_key: dict[str, dict[str, set[str]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(set))
-    )
+    _ids_by_key: dict[str, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     _reads: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _bodies: dict[tuple[str, str], Counter[bytes]] = field(default_factory=lambda: defaultdict(Counter))
     _forged: list[str] = field(default_factory=list)
@@ -67,9 +65,7 @@ class History:
     _early_acks: list[str] = field(default_factory=list)
     _starts_alone: Counter[str] = field(default_factory=Counter)
 
-    def accept(
-        self, id: str, *, key: str | None = None, request: str = "", destinations: Collection[str] = ()
-    ) -> None:
+    def accept(self, id: str, *, key: str | None = None, request: str = "", destinations: Collection[str] = ()) -> None:
         """Note an accepted submission; `request` is any digest of what was asked under `key`."""
         self.accepted.add(id)
         self.wanted.update((id, destination) for destination in destinations)
@@ -144,9 +140,7 @@ def _results(history: History, ending: Ending) -> list[Violation]:
         )
     changed = {id for id, seen in history._reads.items() if len(seen | set(ending.results.get(id, ()))) > 1}
     if changed:
-        found.append(
-            Violation("I3", f"{len(changed)} results changed after they were read: {_some(changed)}")
-        )
+        found.append(Violation("I3", f"{len(changed)} results changed after they were read: {_some(changed)}"))
     return found
 
 
@@ -154,9 +148,7 @@ def _keys(history: History) -> list[Violation]:
     found = []
     for key, by_request in history._ids_by_key.items():
         if len(by_request) > 1:
-            found.append(
-                Violation("I4", f"key {key!r} was accepted for {len(by_request)} different requests")
-            )
+            found.append(Violation("I4", f"key {key!r} was accepted for {len(by_request)} different requests"))
         found += [
             Violation("I4", f"key {key!r} gave {len(ids)} ids for one request: {_some(ids)}")
             for ids in by_request.values()
@@ -167,11 +159,7 @@ def _keys(history: History) -> list[Violation]:
 
 def _order(history: History) -> list[Violation]:
     early = history._early_acks
-    return (
-        [Violation("I5", f"{len(early)} acknowledged before a result was durable: {_some(early)}")]
-        if early
-        else []
-    )
+    return [Violation("I5", f"{len(early)} acknowledged before a result was durable: {_some(early)}")] if early else []
 
 
 def _deliveries(history: History, ending: Ending) -> list[Violation]:
@@ -187,9 +175,7 @@ def _deliveries(history: History, ending: Ending) -> list[Violation]:
     if varied:
         found.append(Violation("I6", f"{len(varied)} delivered with different bodies: {_some(varied)}"))
     if history._forged:
-        found.append(
-            Violation("I6", f"{len(history._forged)} without a valid signature: {_some(history._forged)}")
-        )
+        found.append(Violation("I6", f"{len(history._forged)} without a valid signature: {_some(history._forged)}"))
     uncalled = {id for id, destination in history._bodies if (id, destination) not in history.wanted}
     if len(uncalled) > history.unknown:
         found.append(Violation("I6", f"{len(uncalled)} sent where nobody asked: {_some(uncalled)}"))
@@ -198,20 +184,12 @@ def _deliveries(history: History, ending: Ending) -> list[Violation]:
 
 def _attempts(history: History, attempts_max: int) -> list[Violation]:
     over = {id for id, starts in history._starts_alone.items() if starts > attempts_max}
-    return (
-        [Violation("I7", f"{len(over)} started alone more than {attempts_max} times: {_some(over)}")]
-        if over
-        else []
-    )
+    return [Violation("I7", f"{len(over)} started alone more than {attempts_max} times: {_some(over)}")] if over else []
 
 
 def _isolation(history: History, ending: Ending) -> list[Violation]:
     hurt = set(ending.failed) - history.meant_to_fail
-    found = (
-        [Violation("I8", f"{len(hurt)} failed though nothing was wrong with them: {_some(hurt)}")]
-        if hurt
-        else []
-    )
+    found = [Violation("I8", f"{len(hurt)} failed though nothing was wrong with them: {_some(hurt)}")] if hurt else []
     spared = (history.meant_to_fail & history.accepted) - set(ending.failed)
     answered = {id for id in spared if ending.results.get(id)}
     if answered:
@@ -222,15 +200,11 @@ def _isolation(history: History, ending: Ending) -> list[Violation]:
 def _accounts(history: History, ending: Ending, queue_length_max: int | None) -> list[Violation]:
     found = []
     if ending.waiting or ending.claimed:
-        found.append(
-            Violation("I9", f"after the drain {ending.waiting} wait and {ending.claimed} are claimed")
-        )
+        found.append(Violation("I9", f"after the drain {ending.waiting} wait and {ending.claimed} are claimed"))
     if queue_length_max is not None and history.waiting_max > queue_length_max:
         found.append(Violation("I10", f"{history.waiting_max} waited where {queue_length_max} may"))
     if ending.accepted is not None:
         there = len(ending.results) + ending.waiting + ending.claimed
         if ending.accepted != there:
-            found.append(
-                Violation("I11", f"accepted {ending.accepted}, but results + waiting + claimed = {there}")
-            )
+            found.append(Violation("I11", f"accepted {ending.accepted}, but results + waiting + claimed = {there}"))
     return found
