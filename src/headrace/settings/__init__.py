@@ -36,7 +36,7 @@ __all__ = [
 FILE_NAME = "headrace.toml"
 
 #: Names in the environment that are ours without being settings.
-OTHER_NAMES = frozenset({"HEADRACE_CONFIG", "HEADRACE_KAFKA_HOME"})
+OTHER_NAMES = frozenset({"HEADRACE_CONFIG", "HEADRACE_CRASH_AT", "HEADRACE_KAFKA_HOME"})
 
 #: Names between our own processes (a parent telling its child a file descriptor); never a fault.
 PRIVATE_PREFIX = "HEADRACE__"

@@ -19,6 +19,11 @@ class Sinks:
         self._sinks = tuple(sinks)
         self._by_scheme = {scheme: sink for sink in sinks for scheme in sink.schemes}
 
+    @property
+    def timeout_s(self) -> float:
+        """Return how long the slowest of them may take to send once."""
+        return max((sink.timeout_s for sink in self._sinks), default=0.0)
+
     def check(self, destination: str) -> None:
         """Raise InvalidRequest if `destination` can never be sent to; opens no connection."""
         sink = self._by_scheme.get(_scheme(destination))

@@ -31,6 +31,8 @@ class Sink(ABC):
     #: One word; a label of metrics.
     name: str
     schemes: tuple[str, ...]
+    #: `send` returns within this, and a moment.
+    timeout_s: float
 
     @abstractmethod
     def check(self, destination: str) -> None:

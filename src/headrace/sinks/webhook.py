@@ -1,7 +1,8 @@
 """Webhooks: signed POSTs after Standard Webhooks 1.0.0 (https://www.standardwebhooks.com).
 
 `webhook-id` and the body are the same for every attempt, timestamp and signature belong to the attempt. A 2xx is the
-only success. The client (and with it aiohttp) is loaded when the first body is sent: ingest only checks.
+only success. What only sending needs (aiohttp, standardwebhooks) is loaded by whoever sends: ingest only checks, and
+inference only reads the settings.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
-
-from standardwebhooks import Webhook
 
 from headrace import __version__
 from headrace.errors import InvalidRequest
@@ -25,6 +23,8 @@ from headrace.sinks.base import Outcome, Sink
 from headrace.sinks.webhook_address import Policy
 
 if TYPE_CHECKING:
+    from standardwebhooks import Webhook
+
     from headrace.sinks.webhook_client import Client, LookUp
 
 __all__ = ["WebhookSettings", "WebhookSink", "parse_retry_after", "secrets_of"]
@@ -86,8 +86,9 @@ class WebhookSink(Sink):
     ) -> None:
         """Without `secrets` (see `secrets_of`) it can only check. `look_up` finds the addresses of a host."""
         self._settings = settings
+        self.timeout_s = settings.timeout_s
         self._policy = Policy(allow_private=settings.allow_private, allow=settings.allow, only=settings.only)
-        self._signers = [Webhook(secret) for secret in secrets]
+        self._signers = _signers(secrets)
         self._look_up = look_up
         self._client: Client | None = None
 
@@ -154,6 +155,14 @@ class WebhookSink(Sink):
         return headers
 
 
+def _signers(secrets: Sequence[str]) -> list[Webhook]:
+    if not secrets:
+        return []
+    from standardwebhooks import Webhook
+
+    return [Webhook(secret) for secret in secrets]
+
+
 def parse_retry_after(text: str | None, now_ms: int) -> float | None:
     """Return the seconds a Retry-After asks for, as seconds or as a date; None for anything else.
 
@@ -164,6 +173,8 @@ def parse_retry_after(text: str | None, now_ms: int) -> float | None:
     try:
         seconds = float(text)
     except ValueError:
+        from email.utils import parsedate_to_datetime
+
         try:
             at = parsedate_to_datetime(text)
         except (ValueError, IndexError, OverflowError):
