@@ -8,6 +8,7 @@ from ipaddress import ip_address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from headrace.errors import InvalidRequest
 from headrace.sinks.webhook_address import Policy
@@ -118,6 +119,34 @@ def test_a37_what_may_not_be_sent_to_is_refused_with_its_rule_and_no_socket(
 )
 def test_a_public_destination_is_taken(destination: str, origin: str) -> None:
     assert Policy().target(destination).origin == origin
+
+
+@pytest.mark.parametrize(
+    ("destination", "url"),
+    [
+        ("https://a.example/hook?key=v&x=%20#part", "https://a.example:443/hook?key=v&x=%20"),
+        ("https://a.example?x", "https://a.example:443/?x"),
+        ("http://A.Example", "http://a.example:80/"),
+        ("http://[2606:4700:0:0::1111]:8/a/../b//c;d", "http://[2606:4700::1111]:8/a/../b//c;d"),
+    ],
+)
+def test_what_is_connected_to_is_written_anew_from_what_was_checked(destination: str, url: str) -> None:
+    assert Policy().target(destination).url == url
+
+
+@given(
+    st.text(st.sampled_from("ab1.@:/?#[]%\\-_;&0x"), max_size=30).map("http://{}".format)
+    | st.text(max_size=20).map("https://a.example{}".format)
+)
+def test_two_readers_of_a_taken_destination_find_the_same_host(destination: str) -> None:
+    policy = Policy(allow_private=True)
+    try:
+        target = policy.target(destination)
+    except InvalidRequest:
+        return
+    again = URL(target.url, encoded=True)
+    assert (again.raw_host, again.port, again.scheme) == (target.host, target.port, target.scheme)
+    assert policy.target(target.url) == target
 
 
 def test_private_ones_are_taken_where_the_setting_says_so_but_not_odd_forms() -> None:

@@ -188,6 +188,8 @@ class ModelHost:
             sys.path.insert(0, str(artifact.root))
         stamps = stamps_of(artifact)
         try:
+            if self._book is not None:
+                self._book.refresh()
             digest = self._book.digest(artifact) if self._book is not None else digest_of(artifact)
         except OSError:
             digest = ""  # the runtime says better what is wrong with the file

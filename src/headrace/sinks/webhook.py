@@ -101,11 +101,11 @@ class WebhookSink(Sink):
         from headrace.sinks.webhook_client import AddressRefused, Trouble
 
         try:
-            self._policy.target(dispatch.destination)
+            target = self._policy.target(dispatch.destination)
         except InvalidRequest as error:
             return Outcome("refused", error=error.message)
         try:
-            reply = await self._open().post(dispatch.destination, self._headers(dispatch, now_ms), dispatch.body)
+            reply = await self._open().post(target.url, self._headers(dispatch, now_ms), dispatch.body)
         except AddressRefused as error:
             return Outcome("refused", error=f"that address is not sent to ({error})")
         except Trouble as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -66,12 +66,22 @@ class Target:
     port: int
     #: Set where the host is an address.
     address: Address | None
+    #: Path and query, as they were given.
+    rest: str = "/"
 
     @property
     def origin(self) -> str:
         """Return scheme, host and port."""
         host = f"[{self.host}]" if isinstance(self.address, IPv6Address) else self.host
         return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Return what to connect to, written anew from the parts that were checked.
+
+        Whoever reads this finds the same host as we did, whatever it would have made of the original.
+        """
+        return self.origin + self.rest
 
 
 class Policy:
@@ -104,7 +114,8 @@ class Policy:
             raise _refusal("port", "a port is 1 to 65535")
         target = self._target(parts.scheme, parts.netloc, parts.hostname or "", port)
         self._check_host(target)
-        return target
+        query = f"?{parts.query}" if parts.query else ""
+        return replace(target, rest=(parts.path or "/") + query)
 
     def refuses(self, host: str, address: Address) -> str:
         """Return why `address`, of a host of this name, must not be connected to; "" if it may be."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import aiohttp
@@ -25,8 +26,8 @@ _DRAIN_S = 1.0
 # Below what servers commonly allow (uvicorn and Node.js close after 5 s): a POST into a connection that the other side
 # is just closing fails, and must not be repeated behind the back of whoever counts attempts.
 _IDLE_S = 4.0
-# getaddrinfo waits as long as the name servers let it. In threads of their own, names that do not resolve hold up
-# neither each other nor whatever else uses the loop's default threads.
+# getaddrinfo waits as long as the name servers let it. In threads of their own, which nobody joins, names that do not
+# resolve hold up neither each other, nor whatever else uses the loop's default threads, nor the end of the process.
 _LOOK_UPS_MAX = 32
 
 LookUp = Callable[[str, int], Awaitable[list[Address]]]
@@ -60,7 +61,7 @@ class Client:
         self, policy: Policy, *, timeout_s: float, connect_timeout_s: float, look_up: LookUp | None = None
     ) -> None:
         """`look_up` finds every address of a host and port, by default as the system does; tests hand in their own."""
-        self._threads = ThreadPoolExecutor(_LOOK_UPS_MAX, thread_name_prefix="headrace-names")
+        self._look_ups = asyncio.Semaphore(_LOOK_UPS_MAX)
         connector = aiohttp.TCPConnector(
             resolver=_Resolver(policy, look_up or self._look_up),
             # No cache: whoever owns a name may change it between two attempts, and each one is checked.
@@ -103,10 +104,33 @@ class Client:
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _look_up(self, host: str, port: int) -> list[Address]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _addresses, host, port)
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[Address]] = loop.create_future()
+
+        def finish(addresses: list[Address], error: OSError | None) -> None:
+            self._look_ups.release()
+            if error is not None and not found.done():
+                found.set_exception(error)
+            elif not found.done():
+                found.set_result(addresses)
+
+        def run() -> None:
+            addresses: list[Address] = []
+            error = None
+            try:
+                addresses = _addresses(host, port)
+            except (OSError, UnicodeError) as problem:
+                error = problem if isinstance(problem, OSError) else OSError(str(problem))
+            # The loop may have ended long before a name server that does not answer is given up.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(finish, addresses, error)
+
+        # Released by the thread's end and not by ours: when we stop waiting, it still waits.
+        await self._look_ups.acquire()
+        threading.Thread(target=run, name="headrace-name", daemon=True).start()
+        return await found
 
 
 class _Resolver(AbstractResolver):

@@ -15,6 +15,7 @@ import apsw
 from headrace.errors import BrokerUnavailable, HeadraceError, StorageFull, StoreUnavailable
 
 __all__ = [
+    "BUSY_S",
     "Connection",
     "Failure",
     "Patience",
@@ -23,6 +24,8 @@ __all__ = [
     "connect",
     "create",
     "is_broken",
+    "run_saved",
+    "translate",
     "translated",
 ]
 
@@ -35,8 +38,13 @@ Failure: TypeAlias = type[BrokerUnavailable] | type[StoreUnavailable]
 #: longer wait means that someone is stuck inside one.
 BUSY_S = 5.0
 _FREE_BYTES_MIN = 1 << 20
+#: What is left of a WAL on disk after it was copied back.
+_WAL_BYTES_KEPT = 64 << 20
 #: File systems whose locks or shared memory do not carry a WAL between processes.
-_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs"})
+_REMOTE = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p afs afpfs ceph lustre gfs2 ocfs2 webdav"
+    " fuse.sshfs fuse.glusterfs fuse.s3fs fuse.gcsfuse fuse.rclone fuse.juicefs fuse.ceph fuse.davfs".split()
+)
 
 
 def check_sqlite() -> list[str]:
@@ -60,20 +68,23 @@ def check_sqlite() -> list[str]:
     return faults
 
 
-def check_filesystem(path: Path) -> list[str]:
-    """Return what is wrong with the place of the file; empty means fit or unknown."""
+def check_filesystem(path: Path, mounts: Path = Path("/proc/mounts")) -> list[str]:
+    """Return what is wrong with the place of the file; empty means fit or unknown (where `mounts` is no file)."""
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+        rows = [line.split()[1:3] for line in mounts.read_text().splitlines()]
     except OSError:
         return []
     where = os.path.realpath(path)
-    inside = [
-        (len(point), kind) for point, kind in mounts if where == point or where.startswith(point.rstrip("/") + "/")
-    ]
-    kind = max(inside, default=(0, ""))[1]
-    return (
-        [f"{path.name} lies on {kind}, where processes cannot share a WAL; use a local disk"] if kind in _REMOTE else []
-    )
+    best = (0, "")
+    for point, kind in rows:
+        # Blanks in a name are written in octal. Of two mounts on one point the later one is seen.
+        point = point.replace("\\040", " ")
+        if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= best[0]:
+            best = (len(point), kind)
+    kind = best[1]
+    if kind not in _REMOTE:
+        return []
+    return [f"{path.name} lies on {kind}, where processes cannot share a WAL safely; use a local disk"]
 
 
 class Patience:
@@ -96,6 +107,7 @@ class Patience:
             return False
         pause_s = 0.0003 if tries < 50 else 0.001 if tries < 500 else 0.005
         self._pause.wait(pause_s)
+        # Summed and not measured: a process that was stopped meanwhile has not had its turns.
         self._waited_s += pause_s
         return True
 
@@ -107,10 +119,12 @@ def create(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
-def connect(path: Path, *, patience: Patience | None = None) -> Connection:
-    """Open a connection with our rules; WAL and FULL are read back, because builds differ in what they ignore."""
-    create(path)
-    connection = apsw.Connection(str(path))
+def connect(path: Path, patience: Patience | None = None) -> Connection:
+    """Open a connection with our rules; WAL and FULL are read back, because builds differ in what they ignore.
+
+    The file must be there: one that vanished under us is never made again, empty.
+    """
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=256)
     connection.set_busy_handler(patience or Patience())
     mode = connection.execute("PRAGMA journal_mode=WAL").get
     if mode != "wal":
@@ -120,29 +134,36 @@ def connect(path: Path, *, patience: Patience | None = None) -> Connection:
         raise apsw.CantOpenError("synchronous is not FULL")
     # fsync does not reach the platter on macOS without this.
     connection.execute("PRAGMA fullfsync=ON; PRAGMA checkpoint_fullfsync=ON")
-    connection.execute("PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit=67108864; PRAGMA cache_size=-16000")
-    connection.execute("PRAGMA foreign_keys=OFF; PRAGMA temp_store=MEMORY")
+    connection.execute(f"PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit={_WAL_BYTES_KEPT}")
+    connection.execute("PRAGMA cache_size=-16000; PRAGMA foreign_keys=OFF; PRAGMA temp_store=MEMORY")
     return connection
 
 
 def is_broken(error: BaseException) -> bool:
-    """Return whether the connection must not be used again after this error."""
+    """Return whether the connection, and whatever is in its transaction, is lost with this error."""
     return isinstance(error, apsw.IOError | apsw.FullError | apsw.CorruptError | apsw.NotADBError | apsw.CantOpenError)
 
 
-def translate(error: apsw.Error, path: Path, failure: Failure) -> HeadraceError:
-    """Return our error for SQLite's, saying what to do."""
-    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and _is_full(path)):
-        return StorageFull(f"The disk of {path.name} is full; free some space, nothing else is needed")
+def translate(error: Exception, path: Path, failure: Failure, *, is_unknown: bool = False) -> HeadraceError:
+    """Return our error for SQLite's or the system's, saying what to do.
+
+    `is_unknown`: a commit failed in such a way that it may yet be found on disk after a crash.
+    """
+    details = {"outcome": "unknown"} if is_unknown else None
+    name = path.name
+    if isinstance(error, OSError):
+        return failure(f"{name}: {error.strerror or error}; check its folder", details=details)
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError | apsw.CantOpenError) and _is_full(path)):
+        return StorageFull(f"The disk of {name} is full; free some space, nothing else is needed", details=details)
     if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return failure(f"{path.name} is locked by another process for longer than {BUSY_S:g} s; find who holds it")
+        return failure(f"{name} has been locked by another process for {BUSY_S:g} s; find who holds it")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
-        return failure(f"{path.name} is damaged or no database: {error}; restore it, or point --data elsewhere")
+        return failure(f"{name} is damaged or no database: {error}; restore it, or point --data elsewhere")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
-        return failure(f"{path.name} cannot be written: {error}; check its owner and mount")
+        return failure(f"{name} cannot be written: {error}; check its owner and mount")
     if isinstance(error, apsw.CantOpenError):
-        return failure(f"{path.name} cannot be opened: {error}; check that its folder exists and can be written")
-    return failure(f"{path.name}: {type(error).__name__}: {error}")
+        return failure(f"{name} cannot be opened: {error}; check that it exists and can be written")
+    return failure(f"{name}: {type(error).__name__}: {error}", details=details)
 
 
 def _is_full(path: Path) -> bool:
@@ -155,13 +176,11 @@ def _is_full(path: Path) -> bool:
 
 @contextmanager
 def translated(path: Path, failure: Failure) -> Iterator[None]:
-    """Turn the engine's exceptions into ours."""
+    """Turn the exceptions of the engine and of the system into ours."""
     try:
         yield
-    except apsw.Error as error:
+    except (apsw.Error, OSError) as error:
         raise translate(error, path, failure) from error
-    except OSError as error:
-        raise failure(f"{path.name}: {error.strerror or error}; check its folder") from error
 
 
 def run_saved(connection: Connection, fn: Callable[[Connection], object]) -> object:
@@ -169,8 +188,10 @@ def run_saved(connection: Connection, fn: Callable[[Connection], object]) -> obj
     connection.execute("SAVEPOINT op")
     try:
         found = fn(connection)
-    except BaseException:
-        connection.execute("ROLLBACK TO op; RELEASE op")
+    except BaseException as error:
+        # A full disk has undone the transaction already, and whoever runs it must hear of that, not of this.
+        if not is_broken(error):
+            connection.execute("ROLLBACK TO op; RELEASE op")
         raise
     connection.execute("RELEASE op")
     return found

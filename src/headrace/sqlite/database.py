@@ -15,7 +15,8 @@ import apsw
 from headrace.clock import Clock
 from headrace.sqlite.connection import Connection, Failure, check_filesystem, check_sqlite, connect, create, translated
 from headrace.sqlite.doorbell import Doorbell
-from headrace.sqlite.writer import Operation, Worker, Writer
+from headrace.sqlite.worker import Operation, Worker
+from headrace.sqlite.writer import Writer
 
 __all__ = ["Database", "open_database"]
 
@@ -53,13 +54,13 @@ class Database:
         self.path, self.clock, self.users = path, clock, 0
         self._key = key
         create(path)
-        self._writer = Writer(path)
-        self._reader = Worker(path, "reader")
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(path, self._loop, self._ring_from_thread)
+        self._reader = Worker(path, "reader", self._loop)
         self._near: Connection | None = None
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._version = 0
         self._poll: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
         self._bell = Doorbell(path, self._heard)
         self._rung: set[str] = set()
 
@@ -153,6 +154,10 @@ class Database:
         for name in names:
             for future in self._waiters.get(name, ()):
                 _finish(future)
+
+    def _ring_from_thread(self, names: set[str]) -> None:
+        for name in names:
+            self._loop.call_soon_threadsafe(self.ring, name)
 
     def _ring_others(self) -> None:
         names, self._rung = self._rung, set()

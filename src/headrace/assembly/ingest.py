@@ -1,0 +1,129 @@
+"""The ingest service: the listener of the long road, and the housekeeping that one process does for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.assembly.inference import find_models
+from headrace.assembly.instance import CannotStart, Instance, beside, engines, first_of
+from headrace.brokers import Broker
+from headrace.errors import HeadraceError
+from headrace.models.cards import CardBook
+from headrace.models.host import ModelSettings
+from headrace.services.catalog import Catalog
+from headrace.services.ingest import Ingest
+from headrace.services.results import Results
+from headrace.services.retention import Retention
+from headrace.services.settings import IngestSettings, ResultSettings
+from headrace.settings import RootSettings
+from headrace.sinks import open_sinks
+from headrace.sinks.webhook import WebhookSettings
+from headrace.stores import Store
+from headrace.supervise import Heartbeat
+from headrace.telemetry.exposition import FORGET_S, Exposition
+from headrace.web.app import create_app
+from headrace.web.server import CannotListen, Listener
+from headrace.web.settings import WebSettings
+
+__all__ = ["ingest", "listen", "stop_listening"]
+
+
+async def ingest(instance: Instance) -> int:
+    """Run until told to stop; return the exit code."""
+    settings, clock, logs, metrics = instance.settings, instance.clock, instance.logs, instance.metrics
+    async with engines(settings, clock) as (broker, store):
+        door = await _door(instance, broker, store)
+        app = create_app(
+            door,
+            settings[WebSettings],
+            metrics,
+            logs,
+            clock,
+            tracer=instance.tracer,
+            scrape=_scrape(instance, store),
+        )
+        metrics.watch_disk(settings[RootSettings].data)
+        retention = Retention(broker, store, settings[ResultSettings], clock=clock, metrics=metrics, logs=logs)
+        instance.life.on_word = lambda word: _count_restarts(instance, word)
+        # Before anybody can ask: a model that is there must not be answered 404.
+        await door.watch.look()
+        listener = Listener(app, settings[RootSettings].host, settings[RootSettings].port)
+        await listen(instance, listener)
+        async with beside(door.run(), retention.run()):
+            await first_of(instance.life.stopping.wait(), listener.stopped())
+            logs.say("stopping", service=instance.service, reason=instance.life.reason or "the listener ended")
+            await stop_listening(listener, instance.life)
+            await door.close()
+    return 0 if instance.life.stopping.is_set() else 1
+
+
+async def listen(instance: Instance, listener: Listener) -> None:
+    """Bind and serve, and say so. Raises CannotStart naming address and port."""
+    try:
+        await listener.start()
+    except CannotListen as error:
+        raise CannotStart(str(error), final=True) from error
+    host = f"[{listener.host}]" if ":" in listener.host else listener.host
+    address = f"http://{host}:{listener.port}"
+    instance.logs.say("listening", address=address)
+    instance.life.ready(url=address)
+
+
+async def stop_listening(listener: Listener, life: Heartbeat) -> None:
+    """Stop in order; a second signal ends what is still in progress."""
+    stopping = asyncio.create_task(listener.stop())
+    await first_of(stopping, life.hastened.wait())
+    if not stopping.done():
+        listener.app.site.refusing = True
+        listener.app.cancel_all()
+    await stopping
+
+
+async def _door(instance: Instance, broker: Broker, store: Store) -> Ingest:
+    settings, clock, logs = instance.settings, instance.clock, instance.logs
+    secret = await store.secret("ids")
+    required = await asyncio.to_thread(find_models, instance) if instance.models else None
+    return Ingest(
+        broker,
+        store,
+        Catalog(
+            CardBook(settings[RootSettings].data), required, require_all=settings[ModelSettings].require_all
+        ),
+        Results(broker, store, secret, settings[ResultSettings], clock=clock, logs=logs),
+        secret,
+        settings[IngestSettings],
+        check_destination=open_sinks(settings[WebhookSettings]).check,
+        clock=clock,
+        metrics=instance.metrics,
+        logs=logs,
+        tracer=instance.tracer,
+    )
+
+
+def _scrape(instance: Instance, store: Store) -> Callable[[], Awaitable[bytes]]:
+    """Return what renders /metrics: our numbers and those that the other processes told the store."""
+    metrics, clock = instance.metrics, instance.clock
+    exposition = Exposition(metrics, clock)
+    pending, dead = metrics.gauge("headrace_outbox_pending")(), metrics.gauge("headrace_outbox_dead")()
+    dropped = metrics.counter("headrace_log_lines_dropped_total")()
+
+    async def scrape() -> bytes:
+        dropped.value = instance.logs.dropped
+        try:
+            reports = await store.reports(since_ms=clock.now_ms() - int(FORGET_S * 1000))
+            exposition.take((report.instance, report.body) for report in reports)
+            counts = await store.counts()
+            pending.set(counts.outbox_pending)
+            dead.set(counts.outbox_dead)
+        except HeadraceError:
+            pass  # our own numbers say that the store is away
+        return exposition.render()
+
+    return scrape
+
+
+def _count_restarts(instance: Instance, word: dict[str, Any]) -> None:
+    for service, count in dict(word.get("restarts", {})).items():
+        instance.metrics.counter("headrace_restarts_total")(str(service)).value = float(count)

@@ -1,0 +1,42 @@
+"""What is printed, and where: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["fail", "note", "show_json", "show_table"]
+
+
+def show_json(value: object, *, compact: bool = False) -> None:
+    """Print an object: for people on several lines, for programs on one."""
+    print(json.dumps(value, ensure_ascii=False, indent=None if compact else 2), flush=True)
+
+
+def note(text: str) -> None:
+    """Say something that is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns."""
+    widths = [max(len(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
+    for line in (headings, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    sys.stdout.flush()
+
+
+def fail(code: str, text: str, as_json: bool, details: Mapping[str, Any] | None = None) -> int:
+    """Say why a command failed; return its exit code."""
+    if as_json:
+        found: dict[str, Any] = {"error": text, "code": code or "failed"}
+        if details:
+            found["details"] = dict(details)
+        show_json(found, compact=True)
+    else:
+        lines = text.splitlines() or [""]
+        for line in lines:
+            note(f"headrace: {line}")
+    return 1
