@@ -159,14 +159,21 @@ def test_what_is_no_number_of_seconds_is_refused_by_name(value: bytes) -> None:
     ],
 )
 def test_json_is_taken_whatever_it_is_called(value: bytes | None) -> None:
-    check_media_type(value, binary=False)
+    check_media_type({} if value is None else {b"content-type": value}, binary=False)
+
+
+def test_what_curl_calls_a_form_is_json_unless_a_browser_says_so() -> None:
+    headers = {b"content-type": b"application/x-www-form-urlencoded"}
+    check_media_type(headers, binary=False)
+    with pytest.raises(UnsupportedMediaType):
+        check_media_type({**headers, b"origin": b"https://somewhere.example"}, binary=False)
 
 
 @pytest.mark.parametrize(
     "value",
     [
         b"multipart/form-data; boundary=x",
-        b"application/x-www-form-urlencoded",
+        b"application/x-www-form-urlencoded; charset=utf-8",
         b"text/plain",
         b"application/json; charset=latin-1",
         b"application/octet-stream",
@@ -176,8 +183,8 @@ def test_json_is_taken_whatever_it_is_called(value: bytes | None) -> None:
 )
 def test_other_media_types_are_refused(value: bytes) -> None:
     with pytest.raises(UnsupportedMediaType):
-        check_media_type(value, binary=False)
+        check_media_type({b"content-type": value}, binary=False)
 
 
 def test_bytes_are_taken_where_they_are_expected() -> None:
-    check_media_type(b"application/octet-stream", binary=True)
+    check_media_type({b"content-type": b"application/octet-stream"}, binary=True)

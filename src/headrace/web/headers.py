@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import InvalidRequest, UnsupportedMediaType
@@ -44,6 +44,7 @@ _NEXT_URL = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*:)")
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 _JSON_TYPES = {b"application/json", b"*/*"}
+_CURL_TYPE = b"application/x-www-form-urlencoded"
 _BINARY_TYPES = {b"application/octet-stream", b"application/x-octet-stream", b"binary/octet-stream"}
 
 
@@ -155,13 +156,14 @@ def read_seconds(name: str, value: bytes | None, *, seconds_max: float) -> float
     return min(float(value), seconds_max)
 
 
-def check_media_type(value: bytes | None, *, binary: bool) -> None:
+def check_media_type(headers: Mapping[bytes, bytes], *, binary: bool) -> None:
     """Accept JSON (and raw bytes where `binary`), in UTF-8; no content type at all is accepted too.
 
-    Form types are refused although some tools send them by default: a web page may send those to a server
-    on the same machine without asking. Raises UnsupportedMediaType.
+    `curl -d` calls everything a form, so that is believed to be JSON too, unless a browser says it: a web page may
+    send a form to a server on the same machine without asking, and says its Origin then. Raises UnsupportedMediaType.
     """
-    if value is None:
+    value = headers.get(b"content-type")
+    if value is None or (value == _CURL_TYPE and b"origin" not in headers):
         return
     essence, _, parameters = value.lower().partition(b";")
     essence = essence.strip()

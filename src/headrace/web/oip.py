@@ -50,7 +50,7 @@ def _named(site: Site, exchange: Exchange) -> ModelState:
 async def _infer(site: Site, exchange: Exchange) -> Answer:
     state = _named(site, exchange)
     headers = exchange.headers
-    check_media_type(headers.get(b"content-type"), binary=True)
+    check_media_type(headers, binary=True)
     body = await exchange.body()
     request = decode_request(
         body,
@@ -119,7 +119,7 @@ async def _model_ready(site: Site, exchange: Exchange) -> Answer:
 
 
 async def _index(site: Site, exchange: Exchange) -> Answer:
-    check_media_type(exchange.headers.get(b"content-type"), binary=True)
+    check_media_type(exchange.headers, binary=True)
     body = await exchange.body()
     try:
         wanted = _decode_index(body) if body.strip() else _Index()

@@ -46,7 +46,7 @@ async def _predict(site: Site, exchange: Exchange) -> Answer:
     name = exchange.params.get("model")
     state = site.the_model() if name is None else site.model(name)
     exchange.model, exchange.model_version = state.name, state.version
-    check_media_type(exchange.headers.get(b"content-type"), binary=False)
+    check_media_type(exchange.headers, binary=False)
     body = await exchange.body()
     inputs = inputs_of(body, signature_of(state))
     answer = await through(site, exchange, InferRequest(model=state.name, inputs=inputs))
