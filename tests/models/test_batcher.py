@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -516,6 +517,35 @@ async def test_a14_a_retry_leaves_out_whoever_has_gone() -> None:
     gate.open.set()
     assert got(await stays) == [row(1)]
     assert runtime.sizes == [2, 1]
+    await line.close()
+
+
+async def test_who_is_run_again_waits_again_and_does_not_look_as_if_one_run_went_on() -> None:
+    seen: list[list[float | None]] = []
+
+    def run(inputs: Inputs, outputs: Sequence[str]) -> dict[str, Tensor]:
+        seen.append([pending.queue_time_ms for pending in waiting])
+        return refuse_negative(inputs, outputs)
+
+    line = batcher(Scripted(run))
+    waiting = [line.submit(request([row(value)])) for value in (-1, 1, 2)]
+    await asyncio.gather(*waiting, return_exceptions=True)
+    known = [[time is not None for time in times] for times in seen]
+    assert known == [[True] * 3, [True, False, False], [True, True, False], [True] * 3]
+
+
+async def test_a_thread_that_waits_keeps_nothing_of_its_last_batch() -> None:
+    line = batcher(Scripted(lambda inputs, outputs: {"y": Tensor.of(inputs["x"].array * 2)}), threads())
+    asked = request([row(1)])
+    given, answer = weakref.ref(asked.inputs["x"].array), await line.submit(asked)
+    del asked
+    for _ in range(1000):  # the thread lets go just after it has told us
+        gc.collect()
+        if given() is None:
+            break
+        await asyncio.sleep(0.01)
+    assert given() is None
+    assert got(answer) == [row(2)]
     await line.close()
 
 

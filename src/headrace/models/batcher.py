@@ -184,7 +184,6 @@ class Batcher:
         # While a run hangs, callers come and give up: their remains must not pile up behind it.
         if self._gone > 64 and self._gone * 2 > len(self._line):
             self._sweep()
-        self._check_idle()
 
     # -- taking -----------------------------------------------------------------------------------------------
 
