@@ -47,6 +47,19 @@ async def test_A17_what_is_not_finished_in_time_goes_back_uncounted_and_at_once(
         assert [(claim.message.id, claim.attempt, claim.claims_alone) for claim in heir.claims] == [(id, 1, 0)]
 
 
+async def test_a_second_stop_hastens_the_first(tmp_path: Path) -> None:
+    async with road("memory", tmp_path) as here:
+        hands = Hands(here.clock)
+        consumer = here.consumer(hands)
+        await here.submit(1.0)
+        await until(lambda: hands.claims, "a claim")
+        stopping = asyncio.create_task(here.stop(consumer, grace_s=3600))
+        await asyncio.sleep(0)
+        consumer.stop(0)
+        await stopping
+        assert (await here.broker.depth("neg")).waiting == 1
+
+
 async def test_a_claim_that_arrives_during_the_stop_is_given_back(tmp_path: Path) -> None:
     async with road("memory", tmp_path) as here:
         asked, go_on = asyncio.Event(), asyncio.Event()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.assembly.instance import CannotStart, broker_of, engines, run_loop
+from headrace.assembly.child import QUIET
+from headrace.assembly.instance import CannotStart, broker_of, run_loop, store_of
 from headrace.assembly.preparation import Preparation
 from headrace.assembly.sections import SECTIONS
 from headrace.clock import SystemClock
@@ -18,6 +19,7 @@ from headrace.errors import HeadraceError
 from headrace.settings import RootSettings, Settings, SettingsError, load
 from headrace.sinks.webhook import WebhookSettings, secrets_of
 from headrace.sqlite import check_filesystem, check_sqlite
+from headrace.stores import Store
 from headrace.supervise import HeartbeatSettings, Supervisor
 
 __all__ = ["Finding", "check_all"]
@@ -59,9 +61,7 @@ def check_all(
     return findings
 
 
-def _settings(
-    flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None
-) -> tuple[Settings, list[Finding]]:
+def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None) -> tuple[Settings, list[Finding]]:
     try:
         settings = load(SECTIONS, flags=flags, environ=environ, file=file)
     except SettingsError as error:
@@ -108,26 +108,24 @@ def _disk(settings: Settings) -> list[Finding]:
 async def _engines(settings: Settings, show_secret: bool) -> list[Finding]:
     clock = SystemClock()
     found: list[Finding] = []
-    try:
-        async with asyncio.timeout(_PATIENCE_S), engines(settings, clock) as (broker, store):
-            for what, health in (("broker", broker.health), ("store", store.health)):
-                try:
-                    await health()
-                    found.append(Finding(what, "ok", "it can be written"))
-                except HeadraceError as error:
-                    found.append(Finding(what, "fault", str(error)))
-            if not broker.features.durable:
-                found.append(Finding("broker", "warning", "it acknowledges before anything is durable"))
-            found.append(_secret(settings, await store.secret("webhook"), show_secret))
-    except TimeoutError:
-        found.append(Finding("connections", "fault", f"no answer within {_PATIENCE_S:g} seconds"))
-    except (CannotStart, HeadraceError) as error:
-        found.append(Finding("connections", "fault", str(error)))
+    for what, make in (("broker", broker_of), ("store", store_of)):
         try:
-            broker_of(settings, clock)
-        except CannotStart as other:
-            if str(other) != str(error):
-                found.append(Finding("connections", "fault", str(other)))
+            engine = make(settings, clock)
+            async with asyncio.timeout(_PATIENCE_S):
+                await engine.open()
+                try:
+                    await engine.health()
+                    found.append(Finding(what, "ok", "it can be written"))
+                    if isinstance(engine, Store):
+                        found.append(_secret(settings, await engine.secret("webhook"), show_secret))
+                    elif not engine.features.durable:
+                        found.append(Finding(what, "warning", "it acknowledges before anything is durable"))
+                finally:
+                    await engine.close()
+        except TimeoutError:
+            found.append(Finding(what, "fault", f"no answer within {_PATIENCE_S:g} seconds"))
+        except (CannotStart, HeadraceError) as error:
+            found.append(Finding(what, "fault", str(error).removeprefix(f"{what}: ")))
     return found
 
 
@@ -140,12 +138,11 @@ def _secret(settings: Settings, made: bytes, show_secret: bool) -> Finding:
 
 
 async def _models(settings: Settings, models: Sequence[str]) -> list[Finding]:
-    found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         # The cards of a stack that runs are its own.
-        environ = {**settings.environ(), "HEADRACE_DATA": folder, "HEADRACE_LOG_LEVEL": "error"}
+        environ = {**settings.environ(), "HEADRACE_DATA": folder}
         aside = load(SECTIONS, environ=environ, file="/dev/null")
-        preparation = Preparation(aside, models, environ)
+        preparation = Preparation(aside, models, {**environ, QUIET: "1"})
         supervisor = Supervisor(
             (),
             clock=SystemClock(),
@@ -158,7 +155,5 @@ async def _models(settings: Settings, models: Sequence[str]) -> list[Finding]:
                 prepared = await preparation.run(supervisor)
         except CannotStart as error:
             return [Finding("models", "fault", str(error))]
-    for artifact in prepared.good:
-        found.append(Finding("model", "ok", f"{artifact.name} version {artifact.version} loads"))
-    found += [Finding("model", "fault", reason) for reason in prepared.broken.values()]
-    return found
+    good = [Finding("model", "ok", f"{each.name} version {each.version} loads") for each in prepared.good]
+    return good + [Finding("model", "fault", reason) for reason in prepared.broken.values()]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.assembly.instance import Instance, run_service
 from headrace.assembly.sections import load_settings
 
-__all__ = ["SERVICES", "run_child", "service_main"]
+__all__ = ["QUIET", "SERVICES", "run_child", "service_main"]
+
+#: Tells a child to log nothing, because its parent says what there is to say.
+QUIET = "HEADRACE__QUIET"
 
 #: Service → module whose function of the same name runs it; imported on use, since each needs other libraries.
 SERVICES = {
@@ -28,4 +32,4 @@ def service_main(service: str) -> Callable[[Instance], Awaitable[int]]:
 
 def run_child(service: str, models: Sequence[str]) -> int:
     """Run a service under a supervisor until it has stopped; return its exit code."""
-    return run_service(service, service_main(service), load_settings(), models)
+    return run_service(service, service_main(service), load_settings(), models, quiet=QUIET in os.environ)

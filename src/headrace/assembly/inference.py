@@ -32,11 +32,9 @@ _OVERRUN_GRACE_S = 5.0
 def find_models(instance: Instance) -> Resolution:
     """Return what the MODEL words mean; faults and ignored entries are logged."""
     settings = instance.settings
-    found = resolve(
-        instance.models, Path(settings[RootSettings].model_path), links=settings[ModelSettings].links
-    )
+    found = resolve(instance.models, Path(settings[RootSettings].model_path), links=settings[ModelSettings].links)
     for fault in found.faults:
-        instance.logs.say("model_load_failed", model=fault.name, model_version="", error=fault.error)
+        instance.logs.say("model_load_failed", model=fault.name, model_version="", error=fault.error.message)
     for ignored in found.ignored:
         instance.logs.say("card_refused", card=f"{ignored.model}/{ignored.entry}", reason=ignored.reason)
     return found

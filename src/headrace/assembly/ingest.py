@@ -88,9 +88,7 @@ async def _door(instance: Instance, broker: Broker, store: Store) -> Ingest:
     return Ingest(
         broker,
         store,
-        Catalog(
-            CardBook(settings[RootSettings].data), required, require_all=settings[ModelSettings].require_all
-        ),
+        Catalog(CardBook(settings[RootSettings].data), required, require_all=settings[ModelSettings].require_all),
         Results(broker, store, secret, settings[ResultSettings], clock=clock, logs=logs),
         secret,
         settings[IngestSettings],

@@ -21,6 +21,7 @@ from headrace.supervise import Heartbeat
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import LogExporter, Tracer
+from headrace.telemetry.writer import LineWriter
 
 __all__ = [
     "INSTANCE",
@@ -74,15 +75,17 @@ def run_service(
     models: Sequence[str] = (),
     *,
     strict: bool = False,
+    quiet: bool = False,
 ) -> int:
-    """Run a service on an event loop of its own until it has stopped; return its exit code.
+    """Run a service on an event loop of its own until it has stopped; return its exit code. `quiet` logs nothing.
 
     Raises CannotStart, unless there is a supervisor: then that is told, and the code is 1.
     """
     clock = SystemClock()
     root = settings[RootSettings]
     name = os.environ.get(INSTANCE) or f"{service}-{socket.gethostname()}"
-    logs = Logs(clock, level=root.log_level, service=service, instance=name)
+    writer = LineWriter(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)) if quiet else None
+    logs = Logs(clock, level=root.log_level, service=service, instance=name, writer=writer)
     logs.adopt_libraries()
     metrics = Metrics(clock, instance=name, service=service)
     tracer = Tracer(clock, [LogExporter(logs)] if logs.enabled("debug") else [])

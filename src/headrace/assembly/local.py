@@ -90,8 +90,9 @@ def read_array(body: bytes, signature: Signature) -> dict[str, Tensor]:
     wanted = spec.datatype.numpy
     if array.dtype != wanted and wanted != np.dtype(object):
         narrowed = array.astype(wanted)
-        if np.array_equal(narrowed.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
-            array = narrowed
-        elif array.dtype.kind == wanted.kind == "f":
+        if (
+            np.array_equal(narrowed.astype(array.dtype), array, equal_nan=array.dtype.kind == "f")
+            or array.dtype.kind == wanted.kind == "f"
+        ):
             array = narrowed
     return {spec.name: Tensor.of(array)}

@@ -68,7 +68,7 @@ class Preparation:
             links=settings[ModelSettings].links,
         )
         book = CardBook(settings[RootSettings].data)
-        for number in range(len(found.artifacts) + 1):
+        for number in range(len(found.artifacts) + 1 if found.artifacts else 0):
             self._loading = ""
             child = child_of("prepare", f"prepare-{number}", self._models, self._environ, _GRACE_S)
             child.environ[SKIP] = ",".join(sorted(self._seen))
@@ -107,7 +107,7 @@ def _broken_card(book: CardBook, artifact: Artifact, reason: str) -> Card:
         stamps, digest = stamps_of(artifact), book.digest(artifact)
     except OSError:
         stamps, digest = (), ""
-    details = {"file": artifact.shown, "reason": reason, "expected": []}
+    details: dict[str, object] = {"file": artifact.shown, "reason": reason, "expected": []}
     return Card(
         name=artifact.name,
         version=artifact.version,

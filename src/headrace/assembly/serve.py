@@ -29,7 +29,11 @@ async def serve(instance: Instance) -> int:
     host = host_of(instance, None, model)
     predictor = Predictor(host)
     app = create_app(
-        ShortRoad(predictor), settings[WebSettings], instance.metrics, instance.logs, instance.clock,
+        ShortRoad(predictor),
+        settings[WebSettings],
+        instance.metrics,
+        instance.logs,
+        instance.clock,
         tracer=instance.tracer,
     )
     listener = Listener(app, root.host, root.port)

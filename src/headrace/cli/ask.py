@@ -38,9 +38,9 @@ def predict(
     """Run a model once, in this process, and print its answer."""
     from headrace.assembly.local import Local
 
-    settings = settings_of(config, model_path=model_path, log_level="error")
+    settings = settings_of(config, model_path=model_path)
     local = Local(_content(input))
-    run_service("predict", local.main, settings, [model])
+    run_service("predict", local.main, settings, [model], quiet=True)
     show_json(local.answer, compact=as_json)
 
 

@@ -37,5 +37,5 @@ def check(
         rows = [{"what": each.what, "state": each.state, "text": each.text} for each in findings]
         show_json({"ok": good, "findings": rows}, compact=True)
     else:
-        show_table(("", "what", ""), [(each.state, each.what, each.text) for each in findings])
+        show_table(*((each.state, each.what, each.text) for each in findings))
     raise typer.Exit(0 if good else 1)

@@ -54,7 +54,7 @@ def list_letters(
         headings = ("kind", "id", "model", "code", "attempts", "since", "replayed as", "destination")
         show_table(
             headings,
-            [
+            *(
                 (
                     letter.kind,
                     letter.id,
@@ -66,7 +66,7 @@ def list_letters(
                     letter.destination or "-",
                 )
                 for letter in letters
-            ],
+            ),
         )
 
 

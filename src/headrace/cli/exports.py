@@ -23,6 +23,7 @@ def asyncapi(as_json: Json = False) -> None:
 @app.command()
 def openapi(as_json: Json = False) -> None:
     """Print the HTTP routes as an OpenAPI document."""
-    from headrace.export.openapi import openapi_of_routes
+    from headrace.web.app import ROUTES
+    from headrace.web.docs import document_of
 
-    show_json(openapi_of_routes(), compact=as_json)
+    show_json(document_of(ROUTES), compact=as_json)

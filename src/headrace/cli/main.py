@@ -27,10 +27,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (services.serve, services.up, services.ingest, services.inference, services.delivery):
-    app.command()(_command)
-for _command in (ask.predict, ask.submit, ask.result):
-    app.command()(_command)
+app.command()(services.serve)
+app.command()(services.up)
+app.command()(services.ingest)
+app.command()(services.inference)
+app.command()(services.delivery)
+app.command()(ask.predict)
+app.command()(ask.submit)
+app.command()(ask.result)
 app.add_typer(dead.app, name="dead")
 app.command()(checks.check)
 app.add_typer(exports.app, name="export")

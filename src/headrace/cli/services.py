@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,9 +41,7 @@ def serve(
     log_level: LogLevel = None,
 ) -> None:
     """Serve models over the short road: requests are answered at once, by this process."""
-    settings = settings_of(
-        config, host=host, port=port, workers=workers, model_path=model_path, log_level=log_level
-    )
+    settings = settings_of(config, host=host, port=port, workers=workers, model_path=model_path, log_level=log_level)
     _run("serve", settings, models, strict=strict)
 
 
@@ -86,7 +83,6 @@ def up(
         for reason in prepared.broken.values():
             note(f"headrace: not served: {reason}")
         typer.echo(f"Ready: {', '.join(names)} at {url}   (try {url}/health  {url}/docs  {url}/results)")
-        sys.stdout.flush()
 
     code = run_up(
         settings,
@@ -137,9 +133,7 @@ def inference(
     log_level: LogLevel = None,
 ) -> None:
     """Run one inference process: claims messages, runs models, commits results."""
-    settings = settings_of(
-        config, model_path=model_path, data=data, broker=broker, store=store, log_level=log_level
-    )
+    settings = settings_of(config, model_path=model_path, data=data, broker=broker, store=store, log_level=log_level)
     _run("inference", settings, models, strict=strict)
 
 

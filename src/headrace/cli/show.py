@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import typer
 
 __all__ = ["fail", "note", "show_json", "show_table"]
 
 
 def show_json(value: object, *, compact: bool = False) -> None:
     """Print an object: for people on several lines, for programs on one."""
-    print(json.dumps(value, ensure_ascii=False, indent=None if compact else 2), flush=True)
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=None if compact else 2))
 
 
 def note(text: str) -> None:
     """Say something that is no result."""
-    print(text, file=sys.stderr, flush=True)
+    typer.echo(text, err=True)
 
 
-def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_table(*rows: Sequence[str]) -> None:
     """Print rows in columns."""
-    widths = [max(len(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
-    for line in (headings, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    sys.stdout.flush()
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def fail(code: str, text: str, as_json: bool, details: Mapping[str, Any] | None = None) -> int:

@@ -90,7 +90,7 @@ class Consumer:
         self._to_release: list[Held] = []
         self._commit_wanted, self._settle_wanted = asyncio.Event(), asyncio.Event()
         self._stopping = False
-        self._grace_s = 0.0
+        self._stop_by_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_claimed, self._at_computed = crash_point("claimed"), crash_point("computed")
         self._at_committed, self._at_acked = crash_point("committed"), crash_point("acked")
@@ -120,8 +120,11 @@ class Consumer:
             self._keeper.stop()
 
     def stop(self, grace_s: float) -> None:
-        """Begin an orderly stop: claim no more, finish what can be finished within `grace_s`, give back the rest."""
-        self._grace_s = grace_s
+        """Begin an orderly stop: claim no more, finish what can be finished within `grace_s`, give back the rest.
+
+        A second call sets the time anew, from now.
+        """
+        self._stop_by_s = asyncio.get_running_loop().time() + grace_s
         self._stopping = True
         self._intake.close()
 
@@ -373,7 +376,7 @@ class Consumer:
     # -- the orderly stop -----------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        await self._until_empty(self._grace_s)
+        await self._until_empty()
         for held in [held for held in self._held.values() if not held.settling]:
             if held.finished is None:
                 self._handler.drop(held.claim)
@@ -381,13 +384,14 @@ class Consumer:
             # A result that the store does not take is given back too: its message still stands for it.
             self._take_out([held])
             self._release_later([held], "stopping")
-        await self._until_empty(_FLUSH_S)
+        self._stop_by_s = asyncio.get_running_loop().time() + _FLUSH_S
+        await self._until_empty()
 
-    async def _until_empty(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._held:
-                    self._intake.changed.clear()
+    async def _until_empty(self) -> None:
+        while self._held:
+            self._intake.changed.clear()
+            try:
+                async with asyncio.timeout_at(self._stop_by_s):
                     await self._intake.changed.wait()
-        except TimeoutError:
-            return
+            except TimeoutError:
+                return

@@ -107,12 +107,13 @@ class Results:
             if result is not None:
                 return result
         if kind == "keyed":
-            # A key whose acceptance is remembered and whose message and result are gone has outlived its retention.
-            if id not in await self._broker.fingerprints([id]):
-                raise RequestNotFound
             if self._broker.features.look_up:
+                # A keyed id carries no time, but it is told to nobody before its message is durable. So it was
+                # accepted once, and has left with its result.
                 raise Expired
-            return None
+            if id in await self._broker.fingerprints([id]):
+                return None
+            raise Expired
         if (id_time_ms(id) or 0) < self._clock.now_ms() - self._ttl_ms:
             raise Expired
         if self._broker.features.look_up:

@@ -32,7 +32,7 @@ from headrace.web.routes import Doc, Route, Router
 from headrace.web.settings import WebSettings
 from headrace.web.site import Site
 
-__all__ = ["WHOLE", "App", "WebSettings", "create_app"]
+__all__ = ["ROUTES", "WHOLE", "App", "WebSettings", "create_app"]
 
 #: Where a scope may carry a function that sends a whole answer at once: (status, headers, body) → whether it did.
 #: ASGI's two messages are two writes, and so two packets; our own listener saves one of them.
@@ -45,6 +45,9 @@ LINGER_BYTES_MAX = 4 * 1024 * 1024
 LINGER_S_MAX = 2.0
 #: An unread body up to this size does not cost the client its connection.
 UNREAD_BYTES_KEPT = 16 * 1024
+
+#: Everything that is served on the data listener, but for the pages that describe it.
+ROUTES: tuple[Route, ...] = (*predict.ROUTES, *oip.ROUTES, *requests.ROUTES, *health.ROUTES)
 
 _ALWAYS_SERVED = {"/v2/health/live", "/v2/health/ready", "/health", "/metrics"}
 
@@ -70,7 +73,7 @@ def create_app(
     async def own() -> bytes:
         return exposition.render()
 
-    routes = (*predict.ROUTES, *oip.ROUTES, *requests.ROUTES, *health.ROUTES, *more)
+    routes = (*ROUTES, *more)
     site = Site(door, settings, metrics, logs, clock, tracer or Tracer(clock), scrape or own)
     app = App(site, (*routes, *docs.routes_of_documents(routes)))
     metrics.gauge("headrace_http_in_flight")().read = lambda: float(len(app.inflight))

@@ -15,7 +15,7 @@ from headrace.web.openapi import describe
 from headrace.web.routes import Doc, Handler, Route
 from headrace.web.site import Site
 
-__all__ = ["page", "routes_of_documents"]
+__all__ = ["document_of", "page", "routes_of_documents"]
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8885;--dim:#888;--ok:#1a7f37;--post:#0969da;--del:#cf222e}
@@ -100,8 +100,18 @@ def _prose(text: str) -> str:
     return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
 
 
+def document_of(others: Sequence[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document of these routes and of those that show it."""
+    document: dict[str, Any] = msgspec.json.decode(_documents(others)[1]["openapi"])
+    return document
+
+
 def routes_of_documents(others: Sequence[Route]) -> tuple[Route, ...]:
     """Return the routes of /metrics, /docs and /openapi.json; the last two describe themselves too."""
+    return _documents(others)[0]
+
+
+def _documents(others: Sequence[Route]) -> tuple[tuple[Route, ...], dict[str, bytes]]:
     held: dict[str, bytes] = {}
 
     async def metrics(site: Site, exchange: Exchange) -> Answer:
@@ -129,4 +139,4 @@ def routes_of_documents(others: Sequence[Route]) -> tuple[Route, ...]:
     document = describe((*others, *own))
     held["openapi"] = msgspec.json.encode(document)
     held["docs"] = page(document)
-    return own
+    return own, held
