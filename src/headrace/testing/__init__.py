@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.testing.brokers import BrokerSuite
     from headrace.testing.runtimes import RuntimeSuite
+    from headrace.testing.stores import StoreSuite
 
-__all__ = ["BrokerSuite", "RuntimeSuite"]
+__all__ = ["BrokerSuite", "RuntimeSuite", "StoreSuite"]
 
-_HOMES = {"BrokerSuite": "headrace.testing.brokers", "RuntimeSuite": "headrace.testing.runtimes"}
+_HOMES = {
+    "BrokerSuite": "headrace.testing.brokers",
+    "RuntimeSuite": "headrace.testing.runtimes",
+    "StoreSuite": "headrace.testing.stores",
+}
 
 
 def __getattr__(name: str) -> Any:
