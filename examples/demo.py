@@ -56,7 +56,7 @@ def real_files(count: int) -> list[Path]:
     by_kind: dict[str, list[Path]] = {}
     for place in places:
         for path in sorted(place.rglob("*"))[:20_000]:
-            if path.is_file() and path.stat().st_size > 64 and ".git/" not in str(path):
+            if path.is_file() and path.stat().st_size > 64 and not {".git", ".demo"} & set(path.parts):
                 by_kind.setdefault(path.suffix, []).append(path)
     files: list[Path] = []
     while len(files) < count and any(by_kind.values()):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headrace.assembly.child import QUIET
 from headrace.assembly.instance import CannotStart, broker_of, run_loop, store_of
 from headrace.assembly.preparation import Preparation
-from headrace.assembly.sections import SECTIONS
+from headrace.assembly.sections import SECTIONS, load_settings
 from headrace.clock import SystemClock
 from headrace.errors import HeadraceError
 from headrace.settings import RootSettings, Settings, SettingsError, load
@@ -63,7 +63,7 @@ def check_all(
 
 def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None) -> tuple[Settings, list[Finding]]:
     try:
-        settings = load(SECTIONS, flags=flags, environ=environ, file=file)
+        settings = load_settings(flags, environ=environ, file=file)
     except SettingsError as error:
         found = [Finding("settings", "fault", str(fault)) for fault in error.faults]
         # What is right is used to look at the rest.

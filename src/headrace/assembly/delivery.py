@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import SystemRandom
 
-from headrace.assembly.instance import Instance, beside, engines, first_of, report_for_ever
+from headrace.assembly.instance import Instance, beside, first_of, opened_store, report_for_ever
 from headrace.services.delivery import Delivery
 from headrace.services.delivery_settings import DeliverySettings
 from headrace.sinks import open_sinks
@@ -18,7 +18,7 @@ async def delivery(instance: Instance) -> int:
     """Run until told to stop; return the exit code."""
     settings, life, logs = instance.settings, instance.life, instance.logs
     webhook = settings[WebhookSettings]
-    async with engines(settings, instance.clock) as (_, store):
+    async with opened_store(settings, instance.clock) as store:
         secrets = secrets_of(webhook, await store.secret("webhook"))
         sinks = open_sinks(webhook, webhook_secrets=secrets)
         service = Delivery(

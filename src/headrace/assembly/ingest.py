@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.assembly.inference import find_models
-from headrace.assembly.instance import CannotStart, Instance, beside, engines, first_of
+from headrace.assembly.instance import BOUND, CannotStart, Instance, beside, engines, first_of
 from headrace.brokers import Broker
 from headrace.errors import HeadraceError
 from headrace.models.cards import CardBook
@@ -23,11 +24,17 @@ from headrace.sinks.webhook import WebhookSettings
 from headrace.stores import Store
 from headrace.supervise import Heartbeat
 from headrace.telemetry.exposition import FORGET_S, Exposition
-from headrace.web.app import create_app
+from headrace.web.app import App, create_app
 from headrace.web.server import CannotListen, Listener
 from headrace.web.settings import WebSettings
 
 __all__ = ["ingest", "listen", "stop_listening"]
+
+#: How long a port that is taken may be held by what an earlier `up` left behind when it was killed.
+_ORPHANS_S = 2.5
+_BIND_PAUSE_S = 0.1
+#: How often the readiness is looked at.
+_TELL_S = 0.1
 
 
 async def ingest(instance: Instance) -> int:
@@ -46,12 +53,12 @@ async def ingest(instance: Instance) -> int:
         )
         metrics.watch_disk(settings[RootSettings].data)
         retention = Retention(broker, store, settings[ResultSettings], clock=clock, metrics=metrics, logs=logs)
-        instance.life.on_word = lambda word: _count_restarts(instance, word)
+        instance.life.on_word = lambda word: _hear(instance, door, word)
         # Before anybody can ask: a model that is there must not be answered 404.
         await door.watch.look()
         listener = Listener(app, settings[RootSettings].host, settings[RootSettings].port)
         await listen(instance, listener)
-        async with beside(door.run(), retention.run()):
+        async with beside(door.run(), retention.run(), _tell_readiness(instance, app)):
             await first_of(instance.life.stopping.wait(), listener.stopped())
             logs.say("stopping", service=instance.service, reason=instance.life.reason or "the listener ended")
             await stop_listening(listener, instance.life)
@@ -59,16 +66,23 @@ async def ingest(instance: Instance) -> int:
     return 0 if instance.life.stopping.is_set() else 1
 
 
-async def listen(instance: Instance, listener: Listener) -> None:
-    """Bind and serve, and say so. Raises CannotStart naming address and port."""
-    try:
-        await listener.start()
-    except CannotListen as error:
-        raise CannotStart(str(error), final=True) from error
+async def listen(instance: Instance, listener: Listener) -> str:
+    """Bind and serve, and say so; return the URL. Raises CannotStart naming address and port."""
+    until_s = instance.clock.monotonic_s() + (_ORPHANS_S if instance.life.supervised else 0.0)
+    while True:
+        try:
+            await listener.start()
+            break
+        except CannotListen as error:
+            # The ingest of an `up` that was killed is gone a moment later.
+            if instance.clock.monotonic_s() >= until_s or instance.life.stopping.is_set():
+                raise CannotStart(str(error), final=BOUND not in os.environ) from error
+            await instance.clock.sleep(_BIND_PAUSE_S)
     host = f"[{listener.host}]" if ":" in listener.host else listener.host
     address = f"http://{host}:{listener.port}"
     instance.logs.say("listening", address=address)
-    instance.life.ready(url=address)
+    instance.life.ready(url=address, port=listener.port)
+    return address
 
 
 async def stop_listening(listener: Listener, life: Heartbeat) -> None:
@@ -81,11 +95,22 @@ async def stop_listening(listener: Listener, life: Heartbeat) -> None:
     await stopping
 
 
-async def _door(instance: Instance, broker: Broker, store: Store) -> Ingest:
+class _Door(Ingest):
+    """The door, with what a supervisor knows of the rest of the stack."""
+
+    #: Why nobody would run what is accepted; "" where somebody would, or nobody has said.
+    unserved = ""
+
+    def ready(self) -> list[str]:
+        """Return the reasons for not being ready."""
+        return [*super().ready(), *([self.unserved] if self.unserved else [])]
+
+
+async def _door(instance: Instance, broker: Broker, store: Store) -> _Door:
     settings, clock, logs = instance.settings, instance.clock, instance.logs
     secret = await store.secret("ids")
     required = await asyncio.to_thread(find_models, instance) if instance.models else None
-    return Ingest(
+    door = _Door(
         broker,
         store,
         Catalog(CardBook(settings[RootSettings].data), required, require_all=settings[ModelSettings].require_all),
@@ -98,6 +123,24 @@ async def _door(instance: Instance, broker: Broker, store: Store) -> Ingest:
         logs=logs,
         tracer=instance.tracer,
     )
+    if instance.life.supervised:
+        door.unserved = "no inference process is ready yet"
+    return door
+
+
+async def _tell_readiness(instance: Instance, app: App) -> None:
+    """Log when it turns ready, or no more, and tell the supervisor."""
+    told: list[str] | None = None
+    while True:
+        reasons = app.site.reasons_not_ready()
+        if reasons != told:
+            instance.life.say(reasons=reasons)
+            if not reasons:
+                instance.logs.say("ready", service=instance.service)
+            elif not told:
+                instance.logs.say("not_ready", service=instance.service, reasons=reasons)
+            told = reasons
+        await instance.clock.sleep(_TELL_S)
 
 
 def _scrape(instance: Instance, store: Store) -> Callable[[], Awaitable[bytes]]:
@@ -122,6 +165,9 @@ def _scrape(instance: Instance, store: Store) -> Callable[[], Awaitable[bytes]]:
     return scrape
 
 
-def _count_restarts(instance: Instance, word: dict[str, Any]) -> None:
+def _hear(instance: Instance, door: _Door, word: dict[str, Any]) -> None:
+    """Take what the supervisor says."""
+    if "unserved" in word:
+        door.unserved = str(word["unserved"])
     for service, count in dict(word.get("restarts", {})).items():
         instance.metrics.counter("headrace_restarts_total")(str(service)).value = float(count)

@@ -24,6 +24,7 @@ from headrace.telemetry.trace import LogExporter, Tracer
 from headrace.telemetry.writer import LineWriter
 
 __all__ = [
+    "BOUND",
     "INSTANCE",
     "CannotStart",
     "Instance",
@@ -31,6 +32,7 @@ __all__ = [
     "broker_of",
     "engines",
     "first_of",
+    "opened_store",
     "report_for_ever",
     "run_loop",
     "run_service",
@@ -40,7 +42,14 @@ __all__ = [
 #: Tells a child the name of its slot.
 INSTANCE = "HEADRACE__INSTANCE"
 
+#: Tells an ingest that its port was ours before: if it is taken now, then by somebody who is about to go.
+BOUND = "HEADRACE__BOUND"
+
 _REPORT_S = 1.0
+
+
+def _say_nothing(url: str) -> None:
+    """Tell nobody: the log and the supervisor know."""
 
 
 class CannotStart(Exception):
@@ -66,6 +75,8 @@ class Instance:
     life: Heartbeat
     #: One model that cannot be loaded is a reason not to start.
     strict: bool = False
+    #: Called with the URL when requests will be answered.
+    announce: Callable[[str], None] = _say_nothing
 
 
 def run_service(
@@ -76,6 +87,7 @@ def run_service(
     *,
     strict: bool = False,
     quiet: bool = False,
+    announce: Callable[[str], None] = _say_nothing,
 ) -> int:
     """Run a service on an event loop of its own until it has stopped; return its exit code. `quiet` logs nothing.
 
@@ -83,7 +95,8 @@ def run_service(
     """
     clock = SystemClock()
     root = settings[RootSettings]
-    name = os.environ.get(INSTANCE) or f"{service}-{socket.gethostname()}"
+    # Taken away, so that a `headrace` that a model starts does not mistake itself for us.
+    name = os.environ.pop(INSTANCE, "") or f"{service}-{socket.gethostname()}-{os.getpid()}"
     writer = LineWriter(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)) if quiet else None
     logs = Logs(clock, level=root.log_level, service=service, instance=name, writer=writer)
     logs.adopt_libraries()
@@ -92,7 +105,7 @@ def run_service(
 
     async def whole() -> int:
         async with Heartbeat(clock) as life:
-            instance = Instance(service, settings, tuple(models), clock, logs, metrics, tracer, life, strict)
+            instance = Instance(service, settings, tuple(models), clock, logs, metrics, tracer, life, strict, announce)
             logs.say("starting", service=service, version=__version__)
             logs.say("settings_loaded", settings={key: value for key, value, _ in settings.values()})
             try:
@@ -157,20 +170,29 @@ def store_of(settings: Settings, clock: Clock) -> Store:
 @contextlib.asynccontextmanager
 async def engines(settings: Settings, clock: Clock) -> AsyncIterator[tuple[Broker, Store]]:
     """Open the broker and the store; close them at the end. Raises CannotStart."""
-    broker, store = broker_of(settings, clock), store_of(settings, clock)
+    broker = broker_of(settings, clock)
     try:
         await broker.open()
     except HeadraceError as error:
         raise CannotStart(f"broker: {error}") from error
     try:
-        await store.open()
-    except HeadraceError as error:
-        await broker.close()
-        raise CannotStart(f"store: {error}") from error
-    try:
-        yield broker, store
+        async with opened_store(settings, clock) as store:
+            yield broker, store
     finally:
         await broker.close()
+
+
+@contextlib.asynccontextmanager
+async def opened_store(settings: Settings, clock: Clock) -> AsyncIterator[Store]:
+    """Open the store; close it at the end. Raises CannotStart."""
+    store = store_of(settings, clock)
+    try:
+        await store.open()
+    except HeadraceError as error:
+        raise CannotStart(f"store: {error}") from error
+    try:
+        yield store
+    finally:
         await store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -12,7 +13,7 @@ from headrace.brokers import Broker
 from headrace.clock import Clock, SystemClock
 from headrace.errors import HeadraceError
 from headrace.message import new_id
-from headrace.settings import Settings
+from headrace.settings import RootSettings, Settings
 from headrace.stores import DeadLetter, Store
 
 __all__ = ["Letters", "open_letters"]
@@ -75,6 +76,12 @@ class Letters:
 
 def open_letters(settings: Settings, work: Callable[[Letters], Awaitable[T]]) -> T:
     """Open broker and store, do the work, close them; return what it returned. Raises CannotStart, HeadraceError."""
+    root = settings[RootSettings]
+    for url in (root.broker_url, root.store_url):
+        scheme, _, rest = url.partition(":///")
+        # To open it would make it, and an empty one answers every question with "none".
+        if scheme == "sqlite" and not Path(rest).exists():
+            raise CannotStart(f"there is no database at {rest}; --data names the folder that `up` has")
     found: list[T] = []
 
     async def visit() -> int:

@@ -24,6 +24,9 @@ __all__ = ["Preparation", "Prepared", "child_of"]
 
 _GRACE_S = 5.0
 
+#: Times that a version may take the process that loads it with it. A single SIGKILL may have come from outside.
+_DEATHS_MAX = 3
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -50,6 +53,8 @@ class Preparation:
         self._settings, self._models, self._environ = settings, models, environ
         self._loading = ""
         self._seen: set[str] = set()
+        self._found: Resolution | None = None
+        self._book = CardBook(settings[RootSettings].data)
 
     def hear(self, word: dict[str, Any]) -> None:
         """Take what the child says."""
@@ -58,18 +63,28 @@ class Preparation:
         if "loaded" in word:
             self._seen.add(str(word["loaded"]))
 
-    async def run(self, supervisor: Supervisor) -> Prepared:
-        """Have every version loaded once, whatever it does to its process. Raises CannotStart."""
+    async def begin(self) -> None:
+        """Find the models and take away the cards of earlier loads: nothing is ready before it was loaded anew."""
         settings = self._settings
-        found = await asyncio.to_thread(
+        found = self._found = await asyncio.to_thread(
             resolve,
             self._models,
             Path(settings[RootSettings].model_path),
             links=settings[ModelSettings].links,
         )
-        book = CardBook(settings[RootSettings].data)
-        for number in range(len(found.artifacts) + 1 if found.artifacts else 0):
-            self._loading = ""
+        for artifact in found.artifacts:
+            await asyncio.to_thread(self._book.remove, artifact.name, artifact.version)
+
+    async def run(self, supervisor: Supervisor) -> Prepared:
+        """Have every version loaded once, whatever it does to its process. Raises CannotStart."""
+        if self._found is None:
+            await self.begin()
+        assert self._found is not None
+        by_key = {f"{each.name}/{each.version}": each for each in self._found.artifacts}
+        deaths: dict[str, int] = {}
+        number = 0
+        while len(self._seen) < len(by_key):
+            number, self._loading = number + 1, ""
             child = child_of("prepare", f"prepare-{number}", self._models, self._environ, _GRACE_S)
             child.environ[SKIP] = ",".join(sorted(self._seen))
             code, reason = await supervisor.run_once(child)
@@ -77,12 +92,14 @@ class Preparation:
                 return Prepared()
             if code == 0:
                 break
-            broken = [each for each in found.artifacts if f"{each.name}/{each.version}" == self._loading]
-            if not broken:
+            artifact = by_key.get(self._loading)
+            deaths[self._loading] = deaths.get(self._loading, 0) + 1
+            if artifact is None and deaths[self._loading] >= _DEATHS_MAX:
                 raise CannotStart(f"the models cannot be loaded: {reason}")
-            await asyncio.to_thread(book.write, _broken_card(book, broken[0], reason))
-            self._seen.add(self._loading)
-        return await asyncio.to_thread(_read_cards, book, found)
+            if artifact is not None and deaths[self._loading] >= _DEATHS_MAX:
+                await asyncio.to_thread(self._book.write, _broken_card(self._book, artifact, reason))
+                self._seen.add(self._loading)
+        return await asyncio.to_thread(_read_cards, self._book, self._found)
 
 
 def _read_cards(book: CardBook, found: Resolution) -> Prepared:

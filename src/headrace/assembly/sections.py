@@ -11,7 +11,7 @@ from headrace.models.batcher import BatchSettings
 from headrace.models.host import ModelSettings
 from headrace.services.delivery_settings import DeliverySettings
 from headrace.services.settings import InferenceSettings, IngestSettings, ResultSettings
-from headrace.settings import RootSettings, Settings, load
+from headrace.settings import Fault, RootSettings, Settings, SettingsError, load
 from headrace.sinks.webhook import WebhookSettings
 from headrace.supervise import HeartbeatSettings
 from headrace.web.settings import WebSettings
@@ -40,4 +40,11 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Return the settings in force. Raises SettingsError with all faults at once."""
-    return load(SECTIONS, flags=flags, environ=os.environ if environ is None else environ, file=file)
+    settings = load(SECTIONS, flags=flags, environ=os.environ if environ is None else environ, file=file)
+    heartbeat_s, claim_s = settings[HeartbeatSettings].timeout_s, settings[InferenceSettings].claim_s
+    if heartbeat_s <= claim_s:
+        # A process that is only slow keeps its claims for as long; killing it sooner would run its messages twice.
+        key = "heartbeat.timeout_s"
+        wanted = f"wanted more than inference.claim_s, {claim_s:g}"
+        raise SettingsError([Fault(key, settings.source(key), f"{heartbeat_s:g}", wanted)])
+    return settings

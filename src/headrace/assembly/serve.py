@@ -39,13 +39,14 @@ async def serve(instance: Instance) -> int:
     listener = Listener(app, root.host, root.port)
     found = find_models(instance)
     # Live, and not ready, while models load.
-    await listen(instance, listener)
+    url = await listen(instance, listener)
     try:
         loading = asyncio.create_task(_load(instance, host, found))
         await first_of(loading, life.stopping.wait(), listener.stopped())
         if loading.done():
             loading.result()
             instance.logs.say("ready", service=instance.service)
+            instance.announce(url)
             await first_of(life.stopping.wait(), listener.stopped())
         instance.logs.say("stopping", service=instance.service, reason=life.reason or "the listener ended")
     finally:

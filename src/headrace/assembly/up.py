@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.assembly.inference import SKIP
-from headrace.assembly.instance import CannotStart, broker_of, run_loop, store_of
+from headrace.assembly.instance import BOUND, CannotStart, engines, run_loop
 from headrace.assembly.preparation import Preparation, Prepared, child_of
 from headrace.clock import Clock, SystemClock
 from headrace.services.delivery_settings import DeliverySettings
@@ -24,6 +25,9 @@ __all__ = ["ORDER", "hold_data", "run_up"]
 
 #: The order in which services stop: first nothing new comes in, then what is claimed is finished, then it is sent.
 ORDER = ("ingest", "inference", "delivery")
+
+#: For how long no inference process may be ready before ingest says that it is not either.
+_UNSERVED_S = 3.0
 
 
 @contextlib.contextmanager
@@ -64,9 +68,8 @@ def run_up(
     """
     root = settings[RootSettings]
     clock = SystemClock()
-    for engine, kind in ((broker_of(settings, clock), "broker"), (store_of(settings, clock), "store")):
-        shared = getattr(getattr(engine, "features", None), "shared", True)
-        if not shared or (kind == "store" and root.store_url.startswith("memory:")):
+    for kind, url in (("broker", root.broker_url), ("store", root.store_url)):
+        if url.startswith("memory:"):
             raise CannotStart(f"{kind}: `up` runs several processes, which cannot share memory://; use sqlite:///FILE")
     logs = Logs(clock, level=root.log_level, service="up")
     try:
@@ -103,19 +106,31 @@ class _Up:
             on_change=self._changed,
         )
         self._preparation = Preparation(settings, self._models, self._environ)
+        self._prepared: Prepared | None = None
         self._url = ""
-        self._prepared = Prepared()
+        #: What ingest said of itself; None before it spoke.
+        self._reasons: list[str] | None = None
         self._announced = False
+        self._unserved: asyncio.TimerHandle | None = None
+        self._ingest: Child
 
     async def run(self) -> int:
         supervisor = self._supervisor
-        # Before any model is loaded, because a port that is taken is a mistake to be told at once.
-        self._environ["HEADRACE_PORT"] = str(await self._free_port())
+        # What is wrong with them is told here, once and at once, and not by every child in turn.
+        async with engines(self._settings, self._clock) as (broker, store):
+            await broker.health()
+            await store.health()
+        await self._preparation.begin()
         async with supervisor:
-            self._prepared = await self._preparation.run(supervisor)
+            # First of all: it is live, and not ready, while models load; and it says whether the port is free.
+            web = self._settings[WebSettings]
+            self._ingest = self._child("ingest", "ingest-0", web.drain_s + web.grace_s)
+            supervisor.start(self._ingest)
+            prepared = await self._preparation.run(supervisor)
             if not supervisor.stopping.is_set():
-                self._check()
-                self._start()
+                self._check(prepared)
+                self._prepared = prepared
+                self._start(prepared)
                 await supervisor.run()
             self._logs.say("stopping", service="up", reason=supervisor.reason)
         self._logs.say("stopped", service="up")
@@ -123,54 +138,65 @@ class _Up:
             raise CannotStart(supervisor.failure)
         return 1 if supervisor.overdue else 0
 
-    # -- before the services --------------------------------------------------------------------------------
+    def _check(self, prepared: Prepared) -> None:
+        if not prepared.good or (prepared.broken and self._strict):
+            raise CannotStart("; ".join(prepared.broken.values()) or "there is no model to serve")
 
-    async def _free_port(self) -> int:
-        """Return the port that ingest will bind. Raises CannotStart naming address and port."""
-        from headrace.web.server import CannotListen, probe
-
-        until_s = self._clock.monotonic_s() + 2.0
-        while True:
-            try:
-                return probe(self._root.host, self._root.port)
-            except CannotListen as error:
-                # An ingest whose `up` was killed is gone a moment later.
-                if self._clock.monotonic_s() >= until_s:
-                    raise CannotStart(str(error)) from error
-            await self._clock.sleep(0.1)
-
-    def _check(self) -> None:
-        broken = self._prepared.broken
-        if broken and (self._strict or not self._prepared.good):
-            raise CannotStart("; ".join(broken.values()))
-        if not self._prepared.good:
-            raise CannotStart("there is no model to serve")
-
-    # -- the services -----------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
+    def _start(self, prepared: Prepared) -> None:
         settings = self._settings
-        web = settings[WebSettings]
         for number in range(self._root.workers):
             child = self._child("inference", f"inference-{number}", settings[InferenceSettings].grace_s + 5.0)
-            child.environ[SKIP] = ",".join(self._prepared.skip)
+            child.environ[SKIP] = ",".join(prepared.skip)
             self._supervisor.start(child)
         delivery = self._child("delivery", "delivery-0", settings[DeliverySettings].grace_s, models=())
         self._supervisor.start(delivery)
-        self._supervisor.start(self._child("ingest", "ingest-0", web.drain_s + web.grace_s))
 
     def _child(self, service: str, name: str, grace_s: float, models: Sequence[str] | None = None) -> Child:
         return child_of(service, name, self._models if models is None else models, self._environ, grace_s)
 
+    # -- what is told -------------------------------------------------------------------------------------------
+
     def _hear(self, child: Child, word: dict[str, Any]) -> None:
         self._preparation.hear(word)
-        if child.service == "ingest" and "ready" in word:
+        if child.service != "ingest":
+            return
+        if "ready" in word:
             self._url = str(word["ready"]["url"])
+            # Wherever it is started again, it is found at the same place, and a port that somebody has taken
+            # meanwhile is waited for.
+            self._ingest.environ["HEADRACE_PORT"] = str(word["ready"]["port"])
+            self._ingest.environ[BOUND] = "1"
+        if "reasons" in word:
+            self._reasons = [str(reason) for reason in word["reasons"]]
+            self._announce_once()
 
     def _changed(self) -> None:
-        self._supervisor.tell("ingest", restarts=self._supervisor.restarts)
-        ready = all(self._supervisor.ready(service) for service in ORDER)
-        if ready and not self._announced and not self._supervisor.stopping.is_set():
+        supervisor = self._supervisor
+        served = supervisor.ready("inference") > 0
+        supervisor.tell("ingest", restarts=supervisor.restarts, **({"unserved": ""} if served else {}))
+        if served and self._unserved is not None:
+            self._unserved.cancel()
+            self._unserved = None
+        elif not served and self._unserved is None:
+            # A process that died is back before long, and what was accepted meanwhile waits; that is no outage.
+            self._unserved = asyncio.get_running_loop().call_later(_UNSERVED_S, self._tell_unserved)
+        self._announce_once()
+
+    def _tell_unserved(self) -> None:
+        last = self._supervisor.last_death("inference")
+        reason = "no inference process is ready" + (f"; the last one died: {last}" if last else "")
+        self._supervisor.tell("ingest", unserved=reason)
+        self._unserved = None
+
+    def _announce_once(self) -> None:
+        supervisor, prepared = self._supervisor, self._prepared
+        if self._announced or prepared is None or self._reasons is None or supervisor.stopping.is_set():
+            return
+        # What is broken stays a reason not to be ready, if the settings want it so; the rest is served.
+        known = list(prepared.broken.values())
+        if all(any(broken in reason for broken in known) for reason in self._reasons) and all(
+            supervisor.ready(service) for service in ORDER
+        ):
             self._announced = True
             self._logs.say("ready", service="up")
-            self._announce(self._url, self._prepared)
+            self._announce(self._url, prepared)

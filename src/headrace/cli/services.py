@@ -42,7 +42,11 @@ def serve(
 ) -> None:
     """Serve models over the short road: requests are answered at once, by this process."""
     settings = settings_of(config, host=host, port=port, workers=workers, model_path=model_path, log_level=log_level)
-    _run("serve", settings, models, strict=strict)
+
+    def announce(url: str) -> None:
+        typer.echo(f"Ready at {url}   (try {url}/health  {url}/docs  {url}/metrics)")
+
+    raise typer.Exit(run_service("serve", service_main("serve"), settings, models, strict=strict, announce=announce))
 
 
 def up(

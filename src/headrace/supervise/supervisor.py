@@ -64,6 +64,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[int | None]] = {}
         self._leaving: dict[str, asyncio.Event] = {}
         self._given_up: dict[str, str] = {}
+        self._deaths: dict[str, str] = {}
         self._hastened = asyncio.Event()
         self._signalled_s = float("-inf")
         self._signals: list[signal.Signals] = []
@@ -131,6 +132,10 @@ class Supervisor:
     def given_up(self, service: str) -> list[str]:
         """Return why children of a service were given up, one reason for each."""
         return [self._given_up[slot.child.name] for slot in self._of(service) if slot.child.name in self._given_up]
+
+    def last_death(self, service: str) -> str:
+        """Return why the child of a service died that died last; "" while none has."""
+        return self._deaths.get(service, "")
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class Supervisor:
             slot.facts = None
             if leaving.is_set():
                 return
-            reason = slot.failure or how_it_ended(code)
+            reason = self._deaths[slot.child.service] = slot.failure or how_it_ended(code)
             self._say("child_died", child=name, pid=slot.pid, reason=reason)
             if was_ready:
                 restarts.became_ready()

@@ -260,7 +260,7 @@ def _series(family: Family[Any]) -> Iterator[Series]:
         elif isinstance(child, Gauge) and child.read is not None:
             yield Series(labels, [float(child.read())])
         else:
-            yield Series(labels, [child.value])
+            yield Series(labels, [float(child.value)])
 
 
 def _free_bytes(folder: str) -> float:
