@@ -28,6 +28,10 @@ SKIP = "HEADRACE__SKIP"
 #: How long an overrun process may take to give back what it holds, before another takes its place.
 _OVERRUN_GRACE_S = 5.0
 
+#: How long to wait before a version that failed to load is tried again: this, twice as long, and so on.
+_LOAD_PAUSE_S_FIRST = 1.0
+_LOAD_PAUSE_S_MAX = 60.0
+
 
 def find_models(instance: Instance) -> Resolution:
     """Return what the MODEL words mean; faults and ignored entries are logged."""
@@ -83,12 +87,12 @@ async def _consume(instance: Instance, host: ModelHost, broker: Broker, store: S
     settings, life, logs = instance.settings, instance.life, instance.logs
     predictor = Predictor(host)
     overrun = asyncio.Event()
-    topics = sorted({name for (name, _), hosted in host.versions.items() if hosted.state == "ready"})
+    topics = _Topics(host)
     consumer = Consumer(
         broker,
         store,
         Inference(predictor, clock=instance.clock, logs=logs, tracer=instance.tracer),
-        lambda: topics,
+        topics,
         settings[InferenceSettings],
         ttl_s=settings[ResultSettings].ttl_s,
         clock=instance.clock,
@@ -97,9 +101,9 @@ async def _consume(instance: Instance, host: ModelHost, broker: Broker, store: S
         on_overrun=overrun.set,
     )
     running = asyncio.create_task(consumer.run())
-    async with beside(report_for_ever(instance, store)):
+    async with beside(report_for_ever(instance, store), _load_again(instance, host)):
         logs.say("ready", service=instance.service)
-        life.ready(models=topics)
+        life.ready(models=topics())
         await first_of(running, life.stopping.wait(), overrun.wait())
         reason = life.reason or ("a run took too long" if overrun.is_set() else "the consumer ended")
         logs.say("stopping", service=instance.service, reason=reason)
@@ -111,3 +115,29 @@ async def _consume(instance: Instance, host: ModelHost, broker: Broker, store: S
     if not overrun.is_set():
         await predictor.close(timeout_s=1.0)
     return 0 if life.stopping.is_set() and not overrun.is_set() else 1
+
+
+class _Topics:
+    """Says which topics to claim from: those of models that can run here."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+        self._generation = -1
+        self._names: list[str] = []
+
+    def __call__(self) -> list[str]:
+        # Asked before every claim.
+        if self._generation != self._host.generation:
+            self._generation = self._host.generation
+            versions = self._host.versions.items()
+            self._names = sorted({name for (name, _), hosted in versions if hosted.state == "ready"})
+        return self._names
+
+
+async def _load_again(instance: Instance, host: ModelHost) -> None:
+    """Try versions again that failed to load while others did; what was wrong may have been mended."""
+    pause_s = _LOAD_PAUSE_S_FIRST
+    while failed := [hosted.artifact for hosted in host.versions.values() if hosted.state == "failed"]:
+        await instance.clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOAD_PAUSE_S_MAX)
+        await host.load(failed)

@@ -126,6 +126,9 @@ class _Up:
             web = self._settings[WebSettings]
             self._ingest = self._child("ingest", "ingest-0", web.drain_s + web.grace_s)
             supervisor.start(self._ingest)
+            # It runs no models: what an earlier `up` left in the outbox can go out at once.
+            delivery_s = self._settings[DeliverySettings].grace_s
+            supervisor.start(self._child("delivery", "delivery-0", delivery_s, models=()))
             prepared = await self._preparation.run(supervisor)
             if not supervisor.stopping.is_set():
                 self._check(prepared)
@@ -148,8 +151,6 @@ class _Up:
             child = self._child("inference", f"inference-{number}", settings[InferenceSettings].grace_s + 5.0)
             child.environ[SKIP] = ",".join(prepared.skip)
             self._supervisor.start(child)
-        delivery = self._child("delivery", "delivery-0", settings[DeliverySettings].grace_s, models=())
-        self._supervisor.start(delivery)
 
     def _child(self, service: str, name: str, grace_s: float, models: Sequence[str] | None = None) -> Child:
         return child_of(service, name, self._models if models is None else models, self._environ, grace_s)

@@ -75,7 +75,8 @@ class Results:
         Raises InvalidRequest for a cursor we never gave, StoreUnavailable.
         """
         results, following = await self._store.after(cursor, limit)
-        return [await self._view(result) for result in results], following
+        deliveries = await self._store.deliveries_of([result.id for result in results])
+        return [view_of(result, deliveries.get(result.id, ())) for result in results], following
 
     async def state(self, id: str) -> Result | None:
         """Return the result, or None for an accepted request that has none yet. Raises as `look`."""

@@ -165,8 +165,12 @@ class Store(ABC):
         """Let a disabled destination be sent to again."""
 
     @abstractmethod
+    async def deliveries_of(self, ids: Collection[str]) -> dict[str, list[Delivery]]:
+        """Return the pairs of results, sorted by destination; an id without pairs is left out."""
+
     async def deliveries(self, id: str) -> list[Delivery]:
         """Return the pairs of one result, sorted by destination."""
+        return (await self.deliveries_of([id])).get(id, [])
 
     @abstractmethod
     async def wait_outbox(self, timeout_s: float) -> None:

@@ -213,22 +213,25 @@ class MemoryStore(Store):
         self._check_open()
         self._disabled.pop(destination, None)
 
-    async def deliveries(self, id: str) -> list[Delivery]:
-        """Return the pairs of one result."""
+    async def deliveries_of(self, ids: Collection[str]) -> dict[str, list[Delivery]]:
+        """Return the pairs of results."""
         self._check_open()
-        found = sorted((p for p in self._pairs.values() if p.id == id), key=lambda pair: pair.destination)
-        return [
-            Delivery(
-                id,
-                pair.destination,
-                pair.state,
-                pair.attempts,
-                pair.next_ms if pair.state == "pending" else None,
-                pair.last_status,
-                pair.last_error,
-            )
-            for pair in found
-        ]
+        found: dict[str, list[Delivery]] = {}
+        for pair in sorted(self._pairs.values(), key=lambda pair: pair.destination):
+            if pair.id in ids:
+                next_at_ms = pair.next_ms if pair.state == "pending" else None
+                found.setdefault(pair.id, []).append(
+                    Delivery(
+                        pair.id,
+                        pair.destination,
+                        pair.state,
+                        pair.attempts,
+                        next_at_ms,
+                        pair.last_status,
+                        pair.last_error,
+                    )
+                )
+        return found
 
     async def wait_outbox(self, timeout_s: float) -> None:
         """Wait for a commit with pairs, or a replay."""

@@ -103,7 +103,8 @@ class SqliteStore(Store):
         """Return results after a cursor, which is the sequence of the last one read."""
         start = self._sequence(cursor)
         sql = "SELECT seq, body FROM results WHERE seq > ? ORDER BY seq LIMIT ?"
-        found = self._look(sql, start, limit)
+        # A page may be long: it is read beside the loop, not on it.
+        found = await self._db.read(lambda c: tables.rows(c, sql, start, limit), StoreUnavailable)
         return [decode_result(body) for _, body in found], str(found[-1][0]) if found else str(start)
 
     async def latest(self) -> str:
@@ -166,16 +167,18 @@ class SqliteStore(Store):
         sql = "UPDATE destinations SET disabled = NULL WHERE url = ?"
         await self._db.write(lambda c: tables.rows(c, sql, destination), StoreUnavailable)
 
-    async def deliveries(self, id: str) -> list[Delivery]:
-        """Return the pairs of one result."""
+    async def deliveries_of(self, ids: Collection[str]) -> dict[str, list[Delivery]]:
+        """Return the pairs of results in one query, however many results a page has."""
         sql = (
-            "SELECT d.url, o.state, o.attempts, o.next_ms, o.last_status, o.last_error FROM outbox o"
-            " JOIN destinations d ON d.number = o.destination WHERE o.id = ? ORDER BY d.url"
+            "SELECT o.id, d.url, o.state, o.attempts, o.next_ms, o.last_status, o.last_error FROM outbox o"
+            " JOIN destinations d ON d.number = o.destination"
+            " WHERE o.id IN (SELECT value FROM json_each(?)) ORDER BY d.url"
         )
-        return [
-            Delivery(id, url, _STATES[state], attempts, next_ms if state == tables.PENDING else None, status, error)
-            for url, state, attempts, next_ms, status, error in self._look(sql, id)
-        ]
+        found: dict[str, list[Delivery]] = {}
+        for id, url, state, attempts, next_ms, status, error in self._look(sql, json.dumps(list(ids))):
+            next_at_ms = next_ms if state == tables.PENDING else None
+            found.setdefault(id, []).append(Delivery(id, url, _STATES[state], attempts, next_at_ms, status, error))
+        return found
 
     async def wait_outbox(self, timeout_s: float) -> None:
         """Wait for a doorbell or anybody's commit."""

@@ -108,6 +108,9 @@ class OutboxSuite(StoreBench):
         assert sorted(dispatch.destination for dispatch in dispatches) == [_A, _B]
         names = {dispatch.webhook_id for dispatch in dispatches}
         assert len(names) == 2
+        shown = await store.deliveries_of(["a", "b"])
+        assert [delivery.destination for delivery in shown["a"]] == [_A, _B]
+        assert set(shown) == {"a"}
         assert all(name.startswith("a") and "." not in name for name in names)
 
     async def test_a_destination_that_is_gone_takes_its_pending_pairs_along(self, store: Store) -> None:
