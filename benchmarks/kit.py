@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
-HOME = Path(os.environ.get("HEADRACE_BENCH_HOME", HERE.parent / ".bench"))
+HOME = Path(os.environ.get("BENCH_HOME", HERE.parent / ".bench"))
 console = Console(width=150, highlight=False)
 
 

@@ -108,8 +108,8 @@ async def test_delivery_is_killed_between_send_and_record(new_stack: NewStack) -
 
 
 async def test_a_storm_of_kills_loses_and_doubles_nothing(new_stack: NewStack) -> None:
-    """kill -9 of a random inference process every second; HEADRACE_STORM_MESSAGES makes it longer."""
-    count = int(os.environ.get("HEADRACE_STORM_MESSAGES", "3000"))
+    """kill -9 of a random inference process every second; STORM_MESSAGES makes it longer."""
+    count = int(os.environ.get("STORM_MESSAGES", "3000"))
     stack = new_stack(NEG, flags=("--workers", "2"), HEADRACE_INFERENCE_CLAIM_S="2")
     stack.start()
     await stack.ready()
