@@ -8,15 +8,48 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.testing.brokers import BrokerSuite
+    from headrace.testing.faults import (
+        BoundlessBroker,
+        ForgetfulBroker,
+        ImmortalClaimsBroker,
+        KeylessBroker,
+        LastWriterStore,
+        LeakyOutboxStore,
+        SkippingStore,
+        StaleTokenBroker,
+        UncountedStore,
+    )
     from headrace.testing.runtimes import RuntimeSuite
     from headrace.testing.stores import StoreSuite
 
-__all__ = ["BrokerSuite", "RuntimeSuite", "StoreSuite"]
+__all__ = [
+    "BoundlessBroker",
+    "BrokerSuite",
+    "ForgetfulBroker",
+    "ImmortalClaimsBroker",
+    "KeylessBroker",
+    "LastWriterStore",
+    "LeakyOutboxStore",
+    "RuntimeSuite",
+    "SkippingStore",
+    "StaleTokenBroker",
+    "StoreSuite",
+    "UncountedStore",
+]
 
 _HOMES = {
+    "BoundlessBroker": "headrace.testing.faults",
     "BrokerSuite": "headrace.testing.brokers",
+    "ForgetfulBroker": "headrace.testing.faults",
+    "ImmortalClaimsBroker": "headrace.testing.faults",
+    "KeylessBroker": "headrace.testing.faults",
+    "LastWriterStore": "headrace.testing.faults",
+    "LeakyOutboxStore": "headrace.testing.faults",
     "RuntimeSuite": "headrace.testing.runtimes",
+    "SkippingStore": "headrace.testing.faults",
+    "StaleTokenBroker": "headrace.testing.faults",
     "StoreSuite": "headrace.testing.stores",
+    "UncountedStore": "headrace.testing.faults",
 }
 
 
