@@ -26,6 +26,8 @@ class Checkpoints:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._pages = 0
+        #: How long it was after our last commit; shorter now, it has begun anew.
+        self._noted = 0
         self._due = _DUE_PAGES
         self._version: int | None = None
         #: Set when the disk was full: the WAL's room may be what is missing.
@@ -48,9 +50,9 @@ class Checkpoints:
 
     def note(self, pages: int) -> None:
         """Note how long the WAL is after a commit of ours; others may have written most of it."""
-        if pages < self._pages:
+        if pages < self._noted:
             self._due = _DUE_PAGES
-        self._pages = pages
+        self._pages = self._noted = pages
         self._version = None
 
     def opened(self, connection: Connection) -> None:
