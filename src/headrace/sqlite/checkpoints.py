@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,8 @@ class Checkpoints:
         all of it was copied. A reader that is in the middle of something keeps it from that: try again later.
         """
         self._due = self._pages + _DUE_PAGES
+        if not self._fits(connection):
+            return
         with _short_of_patience(connection):
             length, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if copied < length:
@@ -89,11 +92,20 @@ class Checkpoints:
             self._pages = 0
             self._version = None
 
+    def _fits(self, connection: Connection) -> bool:
+        """Return whether there is room for what the file grows by: half a checkpoint only eats what somebody freed."""
+        grown = int(connection.execute("PRAGMA page_count").get) * _PAGE_BYTES
+        return grown - self._path.stat().st_size <= shutil.disk_usage(self._path.parent).free
+
     def _truncate(self, connection: Connection) -> None:
-        with contextlib.suppress(apsw.BusyError, apsw.LockedError), _short_of_patience(connection):
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        if self._fits(connection):
+            self._empty(connection)
         self._pages = 0
         self._version = None
+
+    def _empty(self, connection: Connection) -> None:
+        with contextlib.suppress(apsw.BusyError, apsw.LockedError), _short_of_patience(connection):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 @contextmanager
