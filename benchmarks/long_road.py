@@ -180,11 +180,10 @@ def main() -> None:
     for run in range(options.runs):
         for name in names:
             disk.append(kit.fsync_ms(kit.HOME))
-            count = options.messages if name == "headrace" else options.messages // 4
             with queue(name, redis, options.workers) as stack:
                 measure(stack, 1, 200)
                 for producers in (1, 4):
-                    figures = measure(stack, producers, count)
+                    figures = measure(stack, producers, options.messages)
                     found.setdefault((name, producers), []).append(figures)
                     kit.console.print(f"run {run + 1}: {name}, {producers} producers: {figures['rate']:,.0f}/s")
     if redis:

@@ -57,13 +57,15 @@ def errors_page() -> str:
         kind = errors.BY_CODE[code]
         meaning = (inspect.getdoc(kind) or "").splitlines()[0]
         retry = "yes" if kind.retryable else "no"
-        rows.append([f"`{code}`", str(http), GRPC[code], {"caller": "the caller", "nobody": "nobody"}.get(kind.fault, "us"), retry, meaning])
+        whose = {"caller": "the caller", "nobody": "nobody"}.get(kind.fault, "us")
+        rows.append([f"`{code}`", str(http), GRPC[code], whose, retry, meaning])
     intro = (
         "Every error, on every route, in results and in webhooks, has one shape; `error` is always a string:\n\n"
-        '```json\n{"error": "Shape mismatch", "code": "shape_mismatch", "details": {"input": "x", "expected": [-1, 128], '
-        '"actual": [1, 127]}, "request_id": "…", "status": 400}\n```\n\n'
-        "The list is closed. Only errors whose fault is ours count against `/health` and make dead letters. `429` and `503` "
-        "carry a `Retry-After` where there is an estimate to give."
+        '```json\n{"error": "Shape mismatch", "code": "shape_mismatch", '
+        '"details": {"input": "x", "expected": [-1, 128], "actual": [1, 127]}, '
+        '"request_id": "…", "status": 400}\n```\n\n'
+        "The list is closed. Only errors whose fault is ours count against `/health` and make dead letters. "
+        "`429` and `503` carry a `Retry-After` where there is an estimate to give."
     )
     return page("Errors", intro, table(["Code", "HTTP", "gRPC", "Whose fault", "Retry as it is?", "Means"], rows))
 
@@ -75,7 +77,8 @@ def metrics_page() -> str:
     spans = [[f"`{span.name}`", span.doc] if hasattr(span, "doc") else [f"`{span}`", ""] for span in SPANS]
     return page(
         "Metrics, log lines and spans",
-        "`GET /metrics` on ingest shows all services of a stack: those of the other processes carry the label `instance`.",
+        "`GET /metrics` on ingest shows all services of a stack: "
+        "those of the other processes carry the label `instance`.",
         "## Metrics\n\n" + table(["Name", "Kind", "Labels", "Means"], metrics),
         "## Log lines\n\nOne JSON object a line, on stderr.\n\n" + table(["Event", "Level", "Fields", "Means"], lines),
         "## Spans\n\n" + table(["Name", "Means"], spans),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.assembly.child import QUIET
+from headrace.assembly.child import ONLY, QUIET
 from headrace.assembly.instance import CannotStart, broker_of, run_loop, store_of
 from headrace.assembly.preparation import Preparation
 from headrace.assembly.sections import SECTIONS, load_settings
@@ -140,9 +140,10 @@ def _secret(settings: Settings, made: bytes, show_secret: bool) -> Finding:
 async def _models(settings: Settings, models: Sequence[str]) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         # The cards of a stack that runs are its own.
-        environ = {**settings.environ(), "HEADRACE_DATA": folder}
-        aside = load(SECTIONS, environ=environ, file="/dev/null")
-        preparation = Preparation(aside, models, {**environ, QUIET: "1"})
+        environ = {**settings.environ(), "HEADRACE_DATA": folder, "HEADRACE_CONFIG": "/dev/null"}
+        aside = load(SECTIONS, environ=environ)
+        # What is wrong in our own environment has been told, and must not keep a model from being looked at.
+        preparation = Preparation(aside, models, {**environ, QUIET: "1", ONLY: ",".join(environ)})
         supervisor = Supervisor(
             (),
             clock=SystemClock(),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.assembly.inference import find_models
-from headrace.assembly.instance import BOUND, CannotStart, Instance, beside, engines, first_of
+from headrace.assembly.instance import BOUND, ORPHANS, CannotStart, Instance, beside, engines, first_of
 from headrace.brokers import Broker
 from headrace.errors import HeadraceError
 from headrace.models.cards import CardBook
@@ -30,8 +30,8 @@ from headrace.web.settings import WebSettings
 
 __all__ = ["ingest", "listen", "stop_listening"]
 
-#: How long a port that is taken may be held by what an earlier `up` left behind when it was killed.
-_ORPHANS_S = 2.5
+#: How long what an `up` that was killed left behind may hold the port; it ends itself after two seconds at most.
+_ORPHANS_S = 5.0
 _BIND_PAUSE_S = 0.1
 #: How often the readiness is looked at.
 _TELL_S = 0.1
@@ -68,7 +68,7 @@ async def ingest(instance: Instance) -> int:
 
 async def listen(instance: Instance, listener: Listener) -> str:
     """Bind and serve, and say so; return the URL. Raises CannotStart naming address and port."""
-    until_s = instance.clock.monotonic_s() + (_ORPHANS_S if instance.life.supervised else 0.0)
+    until_s = instance.clock.monotonic_s() + (_ORPHANS_S if os.environ.get(ORPHANS) else 0.0)
     while True:
         try:
             await listener.start()

@@ -26,6 +26,7 @@ from headrace.telemetry.writer import LineWriter
 __all__ = [
     "BOUND",
     "INSTANCE",
+    "ORPHANS",
     "CannotStart",
     "Instance",
     "beside",
@@ -44,6 +45,9 @@ INSTANCE = "HEADRACE__INSTANCE"
 
 #: Tells an ingest that its port was ours before: if it is taken now, then by somebody who is about to go.
 BOUND = "HEADRACE__BOUND"
+
+#: Tells an ingest that an earlier `up` was killed, so that its processes may still be about to go.
+ORPHANS = "HEADRACE__ORPHANS"
 
 _REPORT_S = 1.0
 
@@ -91,7 +95,7 @@ def run_service(
 ) -> int:
     """Run a service on an event loop of its own until it has stopped; return its exit code. `quiet` logs nothing.
 
-    Raises CannotStart, unless there is a supervisor: then that is told, and the code is 1.
+    Raises CannotStart, HeadraceError and OSError, unless there is a supervisor: then that is told, and the code is 1.
     """
     clock = SystemClock()
     root = settings[RootSettings]
@@ -111,9 +115,9 @@ def run_service(
             try:
                 code = await main(instance)
             except (CannotStart, HeadraceError, OSError) as error:
-                failure = _as_failure(error)
                 if not life.supervised:
-                    raise failure from error
+                    raise
+                failure = _as_failure(error)
                 life.failed(str(failure), final=failure.final)
                 return 1
             logs.say("stopped", service=service)

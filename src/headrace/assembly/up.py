@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.assembly.inference import SKIP
-from headrace.assembly.instance import BOUND, CannotStart, engines, run_loop
+from headrace.assembly.instance import BOUND, ORPHANS, CannotStart, engines, run_loop
 from headrace.assembly.preparation import Preparation, Prepared, child_of
 from headrace.clock import Clock, SystemClock
 from headrace.services.delivery_settings import DeliverySettings
@@ -31,8 +31,8 @@ _UNSERVED_S = 3.0
 
 
 @contextlib.contextmanager
-def hold_data(data: Path) -> Iterator[None]:
-    """Hold the data folder against a second `up`. Raises CannotStart."""
+def hold_data(data: Path) -> Iterator[bool]:
+    """Hold the data folder against a second `up`; say whether the one before was killed. Raises CannotStart."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         fd = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -47,9 +47,11 @@ def hold_data(data: Path) -> Iterator[None]:
                 f"another `headrace up` (pid {holder or 'unknown'}) uses the data folder {data}; "
                 "stop it, or give this one another folder with --data"
             ) from error
+        was_killed = os.fstat(fd).st_size > 0
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
+        yield was_killed
+        os.ftruncate(fd, 0)
     finally:
         os.close(fd)
 
@@ -73,8 +75,13 @@ def run_up(
             raise CannotStart(f"{kind}: `up` runs several processes, which cannot share memory://; use sqlite:///FILE")
     logs = Logs(clock, level=root.log_level, service="up")
     try:
-        with hold_data(Path(root.data)):
-            return run_loop(_Up(settings, models, strict, config, announce, clock, logs).run())
+        with hold_data(Path(root.data)) as was_killed:
+            up = _Up(settings, models, strict, config, announce, clock, logs)
+            try:
+                return run_loop(up.run(was_killed))
+            except CannotStart as error:
+                failure = error
+        raise failure
     finally:
         logs.close()
 
@@ -114,7 +121,7 @@ class _Up:
         self._unserved: asyncio.TimerHandle | None = None
         self._ingest: Child
 
-    async def run(self) -> int:
+    async def run(self, was_killed: bool) -> int:
         supervisor = self._supervisor
         # What is wrong with them is told here, once and at once, and not by every child in turn.
         async with engines(self._settings, self._clock) as (broker, store):
@@ -125,6 +132,8 @@ class _Up:
             # First of all: it is live, and not ready, while models load; and it says whether the port is free.
             web = self._settings[WebSettings]
             self._ingest = self._child("ingest", "ingest-0", web.drain_s + web.grace_s)
+            if was_killed:
+                self._ingest.environ[ORPHANS] = "1"
             supervisor.start(self._ingest)
             # It runs no models: what an earlier `up` left in the outbox can go out at once.
             delivery_s = self._settings[DeliverySettings].grace_s
@@ -166,7 +175,7 @@ class _Up:
             # Wherever it is started again, it is found at the same place, and a port that somebody has taken
             # meanwhile is waited for.
             self._ingest.environ["HEADRACE_PORT"] = str(word["ready"]["port"])
-            self._ingest.environ[BOUND] = "1"
+            self._ingest.environ.update({BOUND: "1", ORPHANS: ""})
         if "reasons" in word:
             self._reasons = [str(reason) for reason in word["reasons"]]
             self._announce_once()

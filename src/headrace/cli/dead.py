@@ -18,7 +18,7 @@ from headrace.settings import Settings
 from headrace.stores import DeadLetter
 from headrace.tensor import decode_request, tensor_to_json
 
-__all__ = ["app", "replay", "show"]
+__all__ = ["app", "list_letters", "replay", "show"]
 
 app = typer.Typer(
     help="Messages and deliveries that were given up on. Works while `up` runs.",

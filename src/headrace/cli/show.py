@@ -36,7 +36,7 @@ def fail(code: str, text: str, as_json: bool, details: Mapping[str, Any] | None 
             found["details"] = dict(details)
         show_json(found, compact=True)
     else:
-        lines = text.splitlines() or [""]
-        for line in lines:
+        more = f" {json.dumps(dict(details), ensure_ascii=False)}" if details else ""
+        for line in (text + more).splitlines():
             note(f"headrace: {line}")
     return 1
