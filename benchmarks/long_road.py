@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import kit
 
@@ -95,12 +96,13 @@ class Peer:
 
 
 class Headrace:
-    """`headrace up`, counted through the pull route."""
+    """`headrace up`, counted in its store, as the peers are in theirs; what was counted is read afterwards."""
 
     name = "headrace"
 
     def __init__(self, running: kit.Running) -> None:
-        self.running, self.cursor, self.seen = running, "", 0
+        self.running, self.cursor, self.before = running, "", 0
+        self.counter = kit.Counter(running.data)
 
     def producer(self, count: int) -> list[str]:
         return [sys.executable, str(PEERS / "produce.py"), "headrace", str(count), str(IN_FLIGHT)]
@@ -109,21 +111,25 @@ class Headrace:
         return {"PORT": str(self.running.port)}
 
     def forget(self) -> None:
-        while self._read():
-            pass
-        self.seen = 0
+        """Read every result there is through the pull route, and end unless each succeeded."""
+        read = 0
+        while results := self._page():
+            failed = [found for found in results if found["status"] != "succeeded"]
+            if failed:
+                sys.exit(f"a prediction failed: {failed[0]}")
+            read += len(results)
+        if read != self.count():
+            sys.exit(f"{self.count()} results were counted and {read} could be read")
+        self.before += read
 
     def count(self) -> int:
-        self.seen += self._read()
-        return self.seen
+        return self.counter.results() - self.before
 
-    def _read(self) -> int:
+    def _page(self) -> list[dict[str, Any]]:
         page = self.running.get(f"/results?after={self.cursor}&limit=1000")
         self.cursor = page["next"]
-        failed = [found for found in page["results"] if found["status"] != "succeeded"]
-        if failed:
-            sys.exit(f"a prediction failed: {failed[0]}")
-        return len(page["results"])
+        found: list[dict[str, Any]] = page["results"]
+        return found
 
 
 @contextlib.contextmanager
@@ -131,7 +137,9 @@ def queue(name: str, redis: Redis | None, workers: int) -> Iterator[Headrace | P
     """Start one queue and wait until it has answered."""
     if name == "headrace":
         with kit.headrace("up", f"tiny={kit.tiny()}", "--workers", str(workers)) as running:
-            yield Headrace(running)
+            stack = Headrace(running)
+            yield stack
+            stack.forget()
         return
     assert redis is not None
     peer = Peer(name, redis)

@@ -66,6 +66,8 @@ def client(port: int, connections: int, seconds: float) -> None:
     body = json.dumps({"data": [kit.row()]}).encode()
     producer = kit.Producer(port, connections, kit.request_bytes(port, "/predict", body), 200)
     took, other = producer.run(10**9, seconds)
+    if not took:
+        sys.exit(f"none of {other} answers was a 200")
     figures = {
         "rate": len(took) / seconds,
         "p50": kit.percentile(took, 0.5),

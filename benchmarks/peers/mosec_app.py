@@ -20,5 +20,5 @@ class Infer(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Infer, num=1, max_batch_size=16, max_wait_time=1)
+    server.append_worker(Infer, num=1, max_batch_size=16, max_wait_time=1, route="/predict")
     server.run()
