@@ -1,0 +1,32 @@
+"""What is missing is skipped on a laptop and a failure in CI, where nothing may be missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+_NOTHING_MAY_BE_MISSING = bool(os.environ.get("CI"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    return _strict(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    return _strict(report)
+
+
+def _strict(report: Report) -> Report:
+    if _NOTHING_MAY_BE_MISSING and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be missing (CI is set): {report.longrepr}"
+    return report
