@@ -37,7 +37,7 @@ ONE_HOME = {
     "onnxruntime": "headrace/runtimes/onnx.py",
     "aiohttp": "headrace/sinks/webhook",
     "standardwebhooks": "headrace/sinks/webhook.py",
-    "uvicorn": "headrace/web/server.py",
+    "httptools": "headrace/web/connection.py",
     "prometheus_client": "headrace/telemetry/exposition.py",
     "typer": "headrace/cli",
     "rich": "headrace/cli",

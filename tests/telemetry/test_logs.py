@@ -202,9 +202,9 @@ def test_a_reader_that_does_not_read_neither_stops_us_nor_takes_our_memory(monke
     for _ in range(5000):
         logs.say("claim_lost", id="x" * 200, model="m", reason="r")
     assert logs.dropped > 0
+    (thread,) = set(threading.enumerate()) - before
     logs.close()
     os.close(read)  # the writing thread ends with EPIPE
-    (thread,) = set(threading.enumerate()) - before
     thread.join(10)
     assert not thread.is_alive()
     os.close(write)

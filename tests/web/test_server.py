@@ -367,9 +367,7 @@ async def test_a_client_that_does_not_read_does_not_hold_its_answer_for_ever() -
         raw.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(raw, post(many))
         await until(lambda: here.count().get(("/predict", "POST", "200")) == 1)
-        server = listener._server
-        assert server is not None
-        await until(lambda: not server.server_state.connections)
+        await until(lambda: not listener._connections.open)
         raw.close()
 
 

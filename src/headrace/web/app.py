@@ -269,13 +269,21 @@ class App:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                self._sweeper = asyncio.create_task(self._sweep_for_ever())
+                self.begin()
                 await send({"type": "lifespan.startup.complete"})
             else:
-                if self._sweeper is not None:
-                    self._sweeper.cancel()
+                self.end()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+    def begin(self) -> None:
+        """Begin to look after requests in progress."""
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    def end(self) -> None:
+        """Look after nothing any more."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
 
     async def finish(self, within_s: float) -> None:
         """Return when no request is in progress, at the latest after `within_s`."""

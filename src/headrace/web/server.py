@@ -1,22 +1,18 @@
-"""The listener: uvicorn with its sockets, its slow clients and its end in our hands."""
+"""The listener: bound addresses, what is silent or slow on them, and an end in order."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from typing import TypeVar
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-
-from headrace.errors import HeadraceError, InvalidRequest, TooLarge
-from headrace.web.app import WHOLE, App
-from headrace.web.errors import error_body
+from headrace.errors import InvalidRequest
+from headrace.web.app import App
+from headrace.web.connection import Connection, Connections
 
 __all__ = ["CannotListen", "Listener", "probe", "run", "serve"]
 
@@ -27,9 +23,10 @@ LAST_REQUESTS_S = 0.25
 #: How long cancelled requests may take to say so.
 CANCEL_S = 1.0
 
-BACKLOG = 2048
+#: How often connections are looked at.
+LOOK_S = 0.5
 
-_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 413: b"Content Too Large"}
+BACKLOG = 2048
 
 
 class CannotListen(Exception):
@@ -45,51 +42,105 @@ class Listener:
         self.host = host
         #: The port asked for; after `start` the one that is bound.
         self.port = port
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._connections: Connections
+        self._servers: list[asyncio.Server] = []
+        self._looking: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     async def start(self) -> None:
         """Bind and serve. Raises CannotListen."""
         sockets = _bind(self.host, self.port)
         self.port = int(sockets[0].getsockname()[1])
-        config = uvicorn.Config(
-            self.app,
-            http=_Protocol,
-            ws="none",
-            lifespan="on",
-            interface="asgi3",
-            log_config=None,
-            # Its lines about bad requests are ours to write: one line for each, with the others' fields.
-            log_level="error",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=self.app.site.settings.idle_timeout_s,
-        )
-        self._server = _Server(config, self.app)
-        self._serving = asyncio.create_task(self._server.serve(sockets=sockets))
-        up = asyncio.create_task(self._server.up.wait())
-        await asyncio.wait({up, self._serving}, return_when=asyncio.FIRST_COMPLETED)
-        up.cancel()
-        if self._serving.done():
-            self._serving.result()
+        loop = asyncio.get_running_loop()
+        self._connections = Connections(self.app)
+        self._renew_date()
+        self.app.begin()
+        for each in sockets:
+            self._servers.append(await loop.create_server(self._connections.make, sock=each, backlog=BACKLOG))
+        self._looking = asyncio.create_task(self._look_for_ever())
 
     async def stop(self) -> None:
         """Turn not ready, stop accepting, finish what is in progress within the grace period, close.
 
         A second call waits for the first.
         """
-        if self._server is None or self._serving is None:
+        if self._looking is None:
             return
-        self.app.site.begin_to_stop()
-        self._server.should_exit = True
-        await asyncio.shield(self._serving)
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
 
     async def stopped(self) -> None:
         """Return when it no longer serves, whoever ended it. Raises what ended it by accident."""
-        if self._serving is not None:
-            await asyncio.shield(self._serving)
+        if self._looking is not None:
+            ended = asyncio.create_task(self._stopped.wait())
+            await asyncio.wait({ended, self._looking}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if self._looking.done() and not self._looking.cancelled():
+                self._looking.result()
+
+    async def _stop(self) -> None:
+        app, clock, connections = self.app, self.app.site.clock, self._connections.open
+        settings = app.site.settings
+        app.site.begin_to_stop()
+        if settings.drain_s:
+            await clock.sleep(settings.drain_s)
+        app.site.refusing = True
+        for server in self._servers:
+            server.close()
+        await app.finish(settings.grace_s)
+        if connections:
+            await clock.sleep(LAST_REQUESTS_S)
+        app.cancel_all()
+        await app.finish(CANCEL_S)
+        for connection in list(connections):
+            connection.end()
+        # A turn of the loop lets closed transports flush; what does not flush then is cut.
+        await clock.sleep(0.02)
+        for connection in list(connections):
+            connection.transport.abort()
+        app.end()
+        assert self._looking is not None
+        self._looking.cancel()
+        self._stopped.set()
+
+    async def _look_for_ever(self) -> None:
+        clock = self.app.site.clock
+        while True:
+            await clock.sleep(LOOK_S)
+            self._renew_date()
+            now_s = clock.monotonic_s()
+            for connection in list(self._connections.open):
+                self._look_at(connection, now_s)
+
+    def _renew_date(self) -> None:
+        # RFC 9110, 6.6.1: to the second, and so not for each answer.
+        now_s = self.app.site.clock.now_ms() // 1000
+        self._connections.date = b"date: %s\r\n" % formatdate(now_s, usegmt=True).encode("ascii")
+
+    def _look_at(self, connection: Connection, now_s: float) -> None:
+        """End a connection that never finishes a request head, never reads its answer, or is not used any more.
+
+        Done for all at once: a timer for each request would cost as much as parsing it.
+        """
+        settings, transport = self.app.site.settings, connection.transport
+        unsent = transport.get_write_buffer_size()
+        if connection.active is not None and not unsent:
+            return
+        state = (connection.active, connection.answered, connection.has_begun, unsent)
+        if connection.quiet != state:
+            connection.quiet, connection.quiet_since_s = state, now_s
+            return
+        idle = connection.is_between and not unsent and not transport.is_closing()
+        if now_s - connection.quiet_since_s < (settings.idle_timeout_s if idle else settings.head_timeout_s):
+            return
+        if unsent or transport.is_closing():
+            transport.abort()
+        elif connection.has_begun:
+            connection.refuse(408, InvalidRequest("The request head did not arrive in time"))
+        else:
+            transport.close()
 
 
 async def serve(
@@ -177,159 +228,3 @@ def _bind(host: str, port: int) -> list[socket.socket]:
         reason = error.strerror or str(error)
         raise CannotListen(f"cannot listen on {host}:{port}: {reason.lower()}") from error
     return sockets
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, but for what it answers by itself: that is JSON with an id, like every other error."""
-
-    head_bytes = 0
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.head_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self.scope[WHOLE] = functools.partial(self._send_whole, self.cycle)  # type: ignore[literal-required]
-
-    def _send_whole(
-        self, cycle: RequestResponseCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes
-    ) -> bool:
-        """Do what two calls of `cycle.send` would do, in one write; False where the socket is not keeping up."""
-        if cycle.response_started or self.flow.write_paused:
-            return False
-        if cycle.disconnected:
-            return True
-        parts = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
-            if name == b"connection":
-                cycle.keep_alive = False
-        if not cycle.keep_alive and headers[-1][0] != b"connection":
-            parts.append(b"connection: close\r\n")
-        parts += (b"\r\n", body)
-        self.transport.write(b"".join(parts))
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
-        return True
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete:
-            # The parser itself has no limit for a head.
-            self.head_bytes += len(data)
-            limit = self._web.site.settings.head_bytes_max
-            if self.head_bytes > limit:
-                details = {"input": "head", "limit": limit, "size": self.head_bytes}
-                self.refuse(413, TooLarge(f"The request head is larger than {limit} bytes", details=details))
-
-    def send_400_response(self, msg: str) -> None:
-        self.refuse(400, InvalidRequest("This is not an HTTP request that can be read"))
-
-    def refuse(self, status: int, error: HeadraceError) -> None:
-        """Answer without an application, and close."""
-        if self.transport.is_closing():
-            return
-        request_id = self._web.new_request_id()
-        body = error_body(error, request_id, status)
-        head = (
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"x-request-id: %s\r\nx-model-version: %s\r\nconnection: close\r\n\r\n"
-        )
-        version = self._web.site.shown_version().encode("ascii", "replace")
-        self.transport.write(head % (status, _PHRASES[status], len(body), request_id.encode("ascii"), version) + body)
-        self.transport.close()
-        self._web.observe_refusal(request_id, status, error)
-
-    @property
-    def _web(self) -> App:
-        app = self.config.app
-        assert isinstance(app, App)
-        return app
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signals, with our order of ending and a look at connections that are silent."""
-
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-        self._app = app
-        #: Connection → (its latest request and what is unsent, since when that has been so).
-        self._quiet: dict[Any, tuple[Any, float]] = {}
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        # The service catches them: two handlers for one signal would each undo the other's work.
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % 10 == 0:
-            self._cut_silent_connections()
-        return await super().on_tick(counter)
-
-    def _cut_silent_connections(self) -> None:
-        """End connections that never finish a request head, or never read their answer.
-
-        uvicorn's own timer runs only between an answer and the next byte.
-        """
-        now_s = self._app.site.clock.monotonic_s()
-        limit_s = self._app.site.settings.head_timeout_s
-        quiet: dict[Any, tuple[Any, float]] = {}
-        for connection in list(self.server_state.connections):
-            if not isinstance(connection, _Protocol):
-                continue
-            cycle, transport = connection.cycle, connection.transport
-            unsent = transport.get_write_buffer_size()
-            working = cycle is not None and not cycle.response_complete
-            idle = connection.timeout_keep_alive_task is not None and not transport.is_closing()
-            if (working or idle) and not unsent:
-                continue
-            state = (cycle, unsent)
-            before, since_s = self._quiet.get(connection, (state, now_s))
-            if before != state:
-                since_s = now_s
-            quiet[connection] = (state, since_s)
-            if now_s - since_s < limit_s:
-                continue
-            if unsent or transport.is_closing():
-                transport.abort()
-            elif connection.head_bytes:
-                connection.refuse(408, InvalidRequest("The request head did not arrive in time"))
-            else:
-                transport.close()
-        self._quiet = quiet
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        app, clock = self._app, self._app.site.clock
-        settings = app.site.settings
-        app.site.begin_to_stop()
-        if settings.drain_s:
-            await clock.sleep(settings.drain_s)
-        app.site.refusing = True
-        for server in self.servers:
-            server.close()
-        for each in sockets or []:
-            each.close()
-        await app.finish(settings.grace_s)
-        if self.server_state.connections:
-            await clock.sleep(LAST_REQUESTS_S)
-        app.cancel_all()
-        await app.finish(CANCEL_S)
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        # A turn of the loop lets closed transports flush; what does not flush then is cut.
-        await clock.sleep(0.02)
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, _Protocol):
-                connection.transport.abort()
-        await self.lifespan.shutdown()
