@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.errors import ModelFailed
+from headrace.errors import HeadraceError, ModelFailed
 from headrace.services.door import Call
 from headrace.tensor import Datatype, Signature, Tensor, TensorSpec
+from headrace.web.predict import _read_data, _read_inputs, inputs_of
 from web.kit import FakeDoor, signature, state, tensor, world
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -260,3 +264,33 @@ async def test_pieces_of_a_body_make_one_request() -> None:
     body = json.dumps({"data": [[1, 2, 3]]}).encode()
     reply = await world().ask("POST", "/predict", [body[:5], body[5:9], b"", body[9:]])
     assert reply.status == 200
+
+
+BODIES = st.one_of(
+    st.binary(max_size=40),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(width=64) | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["data", "inputs", "x"]), inner),
+        max_leaves=12,
+    ).map(lambda value: json.dumps({"data": value}).encode()),
+    st.lists(st.lists(st.floats(-4, 4, width=16) | st.integers(-5, 300), min_size=2, max_size=2), max_size=3).map(
+        lambda rows: json.dumps({"more": 1, "data": rows}).encode()
+    ),
+)
+
+
+@given(body=BODIES, datatype=st.sampled_from(list(Datatype)), rank=st.integers(0, 3))
+def test_the_quick_way_to_read_a_body_reads_what_the_careful_one_does(
+    body: bytes, datatype: Datatype, rank: int
+) -> None:
+    spec = TensorSpec("x", datatype, (-1,) * rank)
+    chosen = Signature((spec,), ())
+
+    def said(read: Callable[[], dict[str, Tensor]]) -> object:
+        try:
+            (found,) = read().values()
+        except HeadraceError as error:
+            return error.code, error.message, error.details
+        return found.datatype, found.array.dtype, found.shape, found.array.tobytes()
+
+    assert said(lambda: inputs_of(body, chosen)) == said(lambda: _read_inputs(_read_data(body), chosen))

@@ -82,7 +82,7 @@ class Signature:
         all inputs must have the same number of rows.
         """
         known = self._by_name
-        if len(inputs) != len(known) or any(name not in known for name in inputs):
+        if inputs.keys() != known.keys():
             self._refuse_names(inputs)
         for name, tensor in inputs.items():
             spec = known[name]
@@ -93,10 +93,11 @@ class Signature:
                 )
             expected, actual = spec.shape, tensor.array.shape
             # Equal length first, then every fixed dimension; this runs for each input of each request.
-            if len(expected) != len(actual) or not all(
-                want in (-1, got) for want, got in zip(expected, actual, strict=True)
-            ):
+            if len(expected) != len(actual):
                 _refuse_shape(name, expected, actual)
+            for want, got in zip(expected, actual, strict=True):
+                if want not in (got, -1):
+                    _refuse_shape(name, expected, actual)
         if len(inputs) > 1 and self.batchable:
             _check_rows(inputs)
         if outputs is not None:

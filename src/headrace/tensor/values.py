@@ -8,7 +8,7 @@ BYTES are strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from types import GenericAlias
 from typing import Annotated, Any, NoReturn
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Raw
 
-from headrace.errors import InvalidJson, InvalidValue
+from headrace.errors import HeadraceError, InvalidJson, InvalidValue
 from headrace.tensor.bulk import BULK_BYTES_MIN, read_bulk
 from headrace.tensor.datatypes import DIMENSIONS_MAX, FLOATS, Array, Datatype, Tensor, clip, size_of
 from headrace.tensor.refusals import (
@@ -29,7 +29,7 @@ from headrace.tensor.refusals import (
     refuse_value,
 )
 
-__all__ = ["tensor_from_json", "tensor_to_json", "widened"]
+__all__ = ["tensor_from_json", "tensor_in_object", "tensor_to_json", "widened"]
 
 #: Above these a number would round to Infinity: half a step beyond the largest finite value.
 _LIMITS = {Datatype.FP16: 65520.0, Datatype.FP32: 2.0**128 - 2.0**103, Datatype.BF16: 2.0**128 - 2.0**119 - 2.0**103}
@@ -76,6 +76,13 @@ def tensor_from_json(
         _explain(name, datatype, data, depth, str(error), kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(f"{kind} {clip(name)!r}: the data is not valid JSON") from error
+    return _tensor_of(name, datatype, declared, values, depth, kind, nullable)
+
+
+def _tensor_of(
+    name: str, datatype: Datatype, declared: tuple[int, ...] | None, values: Any, depth: int, kind: str, nullable: bool
+) -> Tensor:
+    """Return decoded values of the right types as a tensor, if their nesting is even and their count right."""
     received, flat = _flatten(name, values, depth, kind)
     if nullable:
         flat = [_NAN if value is None else value for value in flat]
@@ -84,6 +91,31 @@ def tensor_from_json(
     elif received != declared and not _fits(received, declared, len(flat), datatype):
         refuse_count(name, declared, received, len(flat), kind)
     return Tensor(datatype, _array(name, datatype, flat, kind).reshape(declared))
+
+
+def tensor_in_object(name: str, datatype: Datatype, rank: int, member: bytes) -> Callable[[bytes], Tensor | None]:
+    """Return a reader of `{"<member>": <nested data of that rank>, …}` that does it in one pass.
+
+    It returns None for whatever is not the usual case, bad input included: what is wrong with it, the careful way
+    (`tensor_from_json`) says. Bytes must be ASCII.
+    """
+    if datatype in _WORDS:
+        return lambda body: None
+    fields = [("found", _type(datatype, rank, False))]
+    body_of = msgspec.defstruct("Body", fields, rename={"found": member.decode()})
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder(body_of).decode
+
+    def read(body: bytes) -> Tensor | None:
+        if len(body) >= BULK_BYTES_MIN:
+            return None
+        try:
+            tensor = _tensor_of(name, datatype, None, decode(body).found, rank, "input", False)
+        except (msgspec.DecodeError, RecursionError, HeadraceError):
+            return None
+        # Empty lists do not show how deep they were meant to be.
+        return tensor if tensor.array.size else None
+
+    return read
 
 
 def widened(array: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidRequest, ModelNotFound, NotReady, VersionNotFound
@@ -48,6 +48,9 @@ class Site:
         self.stopping = asyncio.Event()
         #: The listener is closed: what still comes over open connections is refused.
         self.refusing = False
+        #: The list of models that was looked at last, and the version to use if it was of one model.
+        self._seen: Sequence[ModelState] | None = None
+        self._sole: ModelState | None = None
         self._logs = logs
         self._requests = metrics.counter("headrace_http_requests_total")
         self._durations = metrics.histogram("headrace_http_request_duration_seconds")
@@ -59,9 +62,12 @@ class Site:
     def sole(self) -> ModelState | None:
         """Return the version to use where a request names no model: only where there is one model."""
         models = self.door.models()
-        if not models or models[0].name != models[-1].name:
-            return None
-        return self.door.model(models[0].name)
+        if models is not self._seen:
+            self._sole = None
+            if models and models[0].name == models[-1].name:
+                self._sole = self.door.model(models[0].name)
+            self._seen = models
+        return self._sole
 
     def the_model(self) -> ModelState:
         """Return the only model. Raises NotReady where there is none, InvalidRequest naming them if several."""
