@@ -42,6 +42,8 @@ def model(name: str, sizes: Sequence[int], seed: int = 0) -> Path:
     from onnx import TensorProto, helper, numpy_helper
 
     path = HOME / "models" / f"{name}.onnx"
+    if path.exists():
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     rng, nodes, weights, value = np.random.default_rng(seed), [], [], "x"
     for layer, (rows, columns) in enumerate(itertools.pairwise(sizes)):
@@ -57,7 +59,10 @@ def model(name: str, sizes: Sequence[int], seed: int = 0) -> Path:
         for port, size in (("x", sizes[0]), ("y", sizes[-1]))
     ]
     graph = helper.make_graph(nodes, name, ports[:1], ports[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path.with_suffix(".new")
+    )
+    path.with_suffix(".new").rename(path)
     return path
 
 
