@@ -43,6 +43,7 @@ these once, at the border, by the one file that imports the foreign library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -83,7 +84,14 @@ __all__ = [
     "UnknownOutput",
     "UnsupportedMediaType",
     "VersionNotFound",
+    "text_of",
 ]
+
+
+#: What an error carries is written, sent and logged whole; more than this of a text or a list helps nobody.
+TEXT_CHARS_MAX = 4000
+ITEMS_MAX = 1000
+_DEPTH_MAX = 8
 
 
 class HeadraceError(Exception):
@@ -103,14 +111,48 @@ class HeadraceError(Exception):
         details: Mapping[str, Any] | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        """Hold a one-line message for people and JSON-ready details for programs.
+        """Hold a one-line message for people and details for programs.
 
-        `retry_after_s` is a computed estimate, never a guess; None where there is none.
+        Whatever is given, both can be written as JSON afterwards: models raise these too, with whatever they have at
+        hand. `retry_after_s` is a computed estimate, never a guess; None where there is none.
         """
-        self.message = message or (type(self).__doc__ or "").strip().split("\n")[0].rstrip(".")
-        self.details: dict[str, Any] = dict(details or {})
+        self.message = text_of(message) if message else (type(self).__doc__ or "").strip().split("\n")[0].rstrip(".")
+        self.details: dict[str, Any] = _plain(details, 0) if details else {}
         self.retry_after_s = retry_after_s
         super().__init__(self.message)
+
+
+def text_of(value: object) -> str:
+    """Return what anything says of itself, as text that every wire takes; its type's name where it cannot say."""
+    try:
+        text = str(value)
+    except Exception:
+        text = type(value).__name__
+    if not text.isascii():
+        # Half a surrogate pair is no UTF-8; Python makes them of bytes that are no text, such as names of files.
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}… ({len(text)} characters)"
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return details as JSON can hold them: what cannot be written becomes text, what is not finite None."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return text_of(value)
+    if isinstance(value, int):
+        return int(value) if -(1 << 63) <= value < 1 << 64 else f"an integer of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if depth < _DEPTH_MAX:
+        if isinstance(value, Mapping):
+            return {text_of(key): _plain(part, depth + 1) for key, part in list(value.items())[:ITEMS_MAX]}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [_plain(part, depth + 1) for part in list(value)[:ITEMS_MAX]]
+        # An array or a number of numpy's; this floor knows no numpy.
+        if hasattr(value, "tolist") and getattr(value, "size", ITEMS_MAX) < ITEMS_MAX:
+            return _plain(value.tolist(), depth + 1)
+    return f"<{type(value).__name__}>"
 
 
 class CallerError(HeadraceError):

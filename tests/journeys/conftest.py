@@ -15,8 +15,10 @@ def new_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     """Return a function that makes stacks in this test's folder."""
     made: list[Stack] = []
 
-    def new(*models: str, folder: Path | None = None, flags: tuple[str, ...] = (), **environ: str) -> Stack:
-        stack = Stack(folder or tmp_path, list(models), flags=flags, **environ)
+    def new(
+        *models: str, folder: Path | None = None, command: str = "up", flags: tuple[str, ...] = (), **environ: str
+    ) -> Stack:
+        stack = Stack(folder or tmp_path, list(models), command=command, flags=flags, **environ)
         made.append(stack)
         return stack
 

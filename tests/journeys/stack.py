@@ -49,11 +49,14 @@ async def until(happened: Callable[[], Any], what: str, timeout_s: float = 60.0)
 class Stack:
     """`headrace up MODELS` with its data in a folder; every test gets its own."""
 
-    def __init__(self, folder: Path, models: list[str], *, flags: tuple[str, ...] = (), **environ: str) -> None:
+    def __init__(
+        self, folder: Path, models: list[str], *, command: str = "up", flags: tuple[str, ...] = (), **environ: str
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.models = models
+        self.command = command
         self.flags = flags
         self.environ = {"HEADRACE_WEBHOOK_SECRET": SECRET, "HEADRACE_WEBHOOK_ALLOW_PRIVATE": "true", **environ}
         self.history = History()
@@ -67,7 +70,8 @@ class Stack:
         return (self.folder / "up.log").read_text(errors="replace")
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "headrace", "up", *self.models, "--data", str(self.folder / "data")]
+        command = [sys.executable, "-m", "headrace", self.command, *self.models]
+        command += ["--data", str(self.folder / "data")] if self.command == "up" else []
         command += ["--port", str(self.port), *self.flags]
         with (self.folder / "up.log").open("ab") as log:
             self.process = subprocess.Popen(

@@ -372,13 +372,17 @@ async def test_a_message_whose_deadline_passed_in_the_line_is_answered_unrun(eng
         await here.drained()
 
 
-async def test_A34_a_result_that_the_store_refuses_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [(TooLarge("The result is too large"), "too_large"), (UnicodeError("a fault of the store's own"), "internal")],
+)
+async def test_A34_a_result_that_the_store_refuses_fails_alone(refusal: Exception, code: str, tmp_path: Path) -> None:
     async with road("memory", tmp_path) as here:
         ids = [await here.submit(float(n)) for n in range(10)]
 
         async def commit(finished: Sequence[Finished]) -> list[bool]:
             if any(entry.result.id == ids[3] and entry.result.succeeded for entry in finished):
-                raise TooLarge("The result is too large", details={"limit": 1, "size": 2})
+                raise refusal
             first: list[bool] = await here.store.commit(finished)
             return first
 
@@ -388,7 +392,7 @@ async def test_A34_a_result_that_the_store_refuses_fails_alone(tmp_path: Path) -
         assert [id for id in ids if not results[id].succeeded] == [ids[3]]
         error = results[ids[3]].error
         assert error is not None
-        assert error.code == "too_large"
+        assert error.code == code
 
 
 async def test_a_handler_that_breaks_fails_its_messages_and_not_the_loop(tmp_path: Path) -> None:

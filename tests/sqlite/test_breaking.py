@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import apsw
 import pytest
 
 from headrace.brokers import Broker, Claim, Receipt, open_broker
 from headrace.brokers.sqlite import SqliteBroker
 from headrace.errors import BrokerUnavailable, HeadraceError, StorageFull, StoreUnavailable
+from headrace.message import Result
 from headrace.sqlite import Connection
-from headrace.stores import Store, open_store
+from headrace.stores import Finished, Store, open_store
 from headrace.stores.sqlite import SqliteStore
 from sqlite.children import CLOCK, DESTINATIONS, content, finished, message
 from sqlite.conftest import Start, heard
@@ -325,3 +327,25 @@ async def test_tables_of_a_newer_version_are_refused_and_left_alone(tmp_path: Pa
             await again.open()
     with pytest.raises(StoreUnavailable):
         await again.commit([finished("b")])
+
+
+async def test_a_stored_result_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/headrace.db", clock=CLOCK)
+    await store.open()
+    ids = [f"{number:032d}" for number in range(3)]
+    await store.commit([Finished(result_of(id)) for id in ids])
+    connection = apsw.Connection(str(tmp_path / "headrace.db"))
+    connection.execute("UPDATE results SET body = substr(body, 1, 20) WHERE id = ?", (ids[1],))
+    connection.close()
+    page, _ = await store.after("", 10)
+    assert [(result.id, result.error and result.error.code) for result in page] == [
+        (ids[0], None),
+        (ids[1], "internal"),
+        (ids[2], None),
+    ]
+    assert (await store.get(ids))[ids[1]].error is not None
+    await store.close()
+
+
+def result_of(id: str) -> Result:
+    return Result(id=id, model="m", model_version="1", accepted_at_ms=1, finished_at_ms=2, attempts=1, payload=b"{}")

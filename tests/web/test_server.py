@@ -162,6 +162,8 @@ async def test_a9_a_packed_body_is_read_and_a_bomb_is_not() -> None:
         b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
         b"FROB /predict HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
         b"POST /predict HTTP/1.1\r\nContent-Length: x\r\n\r\n",
         b"POST /predict HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.services.settings import IngestSettings
 from headrace.settings import RootSettings, Settings
 from headrace.stores import Report, Store, open_store
-from headrace.supervise import Heartbeat
+from headrace.supervise import Heartbeat, end_descendants
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import LogExporter, Tracer
@@ -126,6 +126,8 @@ def run_service(
     try:
         return run_loop(whole())
     finally:
+        if left := end_descendants():
+            logs.say("descendants_ended", service=service, processes=left)
         logs.close()
 
 

@@ -12,7 +12,7 @@ from headrace.message.cloudevents import (
     result_headers,
     sound_traceparent,
 )
-from headrace.message.encoding import decode_message, decode_result, encode_message, encode_result
+from headrace.message.encoding import decode_message, decode_result, encode_message, encode_result, stored_result
 from headrace.message.ids import check_id, id_time_ms, keyed_id, new_id
 from headrace.message.records import SCHEMA, Dispatch, ErrorRecord, Message, Result
 
@@ -37,4 +37,5 @@ __all__ = [
     "result_from_headers",
     "result_headers",
     "sound_traceparent",
+    "stored_result",
 ]

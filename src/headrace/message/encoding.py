@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.message.records import SCHEMA, Message, Result
+from headrace.message.records import SCHEMA, ErrorRecord, Message, Result
 
-__all__ = ["decode_message", "decode_result", "encode_message", "encode_result"]
+__all__ = ["decode_message", "decode_result", "encode_message", "encode_result", "stored_result"]
 
 _MESSAGE, _RESULT = b"HRM", b"HRR"
 _HEAD = 4
@@ -39,6 +39,15 @@ def encode_result(result: Result) -> bytes:
 def decode_result(data: bytes) -> Result:
     """Read a result; raises InvalidRequest as `decode_message` does."""
     return _decode(data, _RESULT, _RESULT_DECODER, "result")
+
+
+def stored_result(id: str, data: bytes) -> Result:
+    """Read a result that a store keeps; one that cannot be read is shown as our failure, and hides no other."""
+    try:
+        return decode_result(data)
+    except InvalidRequest as error:
+        record = ErrorRecord(code="internal", message="The stored result cannot be read", details=error.details)
+        return Result(id=id, model="", model_version="", accepted_at_ms=0, finished_at_ms=0, attempts=0, error=record)
 
 
 def _decode(data: bytes, letters: bytes, decoder: msgspec.msgpack.Decoder[_Record], what: str) -> _Record:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.errors import ModelFailed, OutOfMemory
+from headrace.errors import ModelFailed, OutOfMemory, text_of
 from headrace.tensor import Signature, Tensor
 
 __all__ = ["Artifact", "Runtime", "WrongRows", "out_of_memory", "plain"]
@@ -80,9 +80,9 @@ class Runtime(ABC):
         """Free memory and threads. Idempotent."""
 
 
-def plain(text: str, *, length_max: int = 200) -> str:
+def plain(said: object, *, length_max: int = 200) -> str:
     """Return a foreign message as a caller may read it: one line, short, absolute paths cut to their last part."""
-    line = _PATH.sub(r"\1", " ".join(text.split()))
+    line = _PATH.sub(r"\1", " ".join(text_of(said).split()))
     return line if len(line) <= length_max else line[: length_max - 1] + "…"
 
 

@@ -20,7 +20,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headrace.errors import CallerError, HeadraceError, ModelFailed, ModelLoadFailed
+from headrace.errors import (
+    CallerError,
+    DtypeMismatch,
+    HeadraceError,
+    InvalidRequest,
+    InvalidValue,
+    MissingInput,
+    ModelFailed,
+    ModelLoadFailed,
+    OutOfMemory,
+    ShapeMismatch,
+    UnknownInput,
+)
 from headrace.runtimes.base import Artifact, Runtime, WrongRows, out_of_memory, plain
 from headrace.tensor import Datatype, Signature, Tensor, TensorSpec
 
@@ -30,6 +42,10 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 _SPEC = re.compile(r"\s*([A-Z0-9]+)\s*\[([-\d,\s]*)\]\s*")
 _FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
+#: What a model may say itself. Anything else it raises is its failure: it knows nothing of our lines and stores.
+_MAY_RAISE = frozenset(
+    {DtypeMismatch, InvalidRequest, InvalidValue, MissingInput, ModelFailed, OutOfMemory, ShapeMismatch, UnknownInput}
+)
 _ATTRIBUTE = "__headrace_model__"
 
 
@@ -110,12 +126,13 @@ class PythonRuntime(Runtime):
         given = {name: tensor.array.copy() for name, tensor in inputs.items()}
         try:
             returned = call(given)
-        except HeadraceError:
-            raise
         except MemoryError as error:
             raise _memory(error) from error
-        except (Exception, SystemExit) as error:
-            text = plain(str(error))
+        except BaseException as error:
+            # It runs on a thread of ours, or between two turns of the loop: nothing that it raises is meant for us.
+            if type(error) in _MAY_RAISE:
+                raise
+            text = plain(error)
             raise ModelFailed(f"{type(error).__name__}: {text}" if text else type(error).__name__) from error
         rows = next(iter(inputs.values())).rows if self.signature.batchable else None
         results = self._named(returned)
@@ -132,7 +149,7 @@ class PythonRuntime(Runtime):
             try:
                 closing()
             except Exception as error:
-                raise ModelFailed(f"close() raised {type(error).__name__}: {plain(str(error))}") from error
+                raise ModelFailed(f"close() raised {type(error).__name__}: {plain(error)}") from error
 
     def _named(self, returned: Any) -> Mapping[str, Any]:
         specs = self._specs
@@ -144,11 +161,13 @@ class PythonRuntime(Runtime):
                 )
             return {next(iter(specs)): returned}
         for name in specs:
-            if returned.get(name) is None:
+            if name not in returned:
                 raise _wrong(name, "is missing from what the model returned", list(specs), _names(returned))
+            if returned[name] is None:
+                raise _wrong(name, "is None", str(specs[name].datatype), None)
         for name in returned:
             if name not in specs:
-                raise _wrong(plain(str(name)), "is not declared", list(specs), _names(returned))
+                raise _wrong(plain(name), "is not declared", list(specs), _names(returned))
         return returned
 
 
@@ -200,7 +219,7 @@ def _from_plain(datatype: Datatype, value: Any) -> Any:
 
 
 def _names(returned: Mapping[Any, Any]) -> list[str]:
-    return [plain(str(name)) for name in list(returned)[:20]]
+    return [plain(name) for name in list(returned)[:20]]
 
 
 def _wrong(output: str, text: str, expected: object, actual: object) -> ModelFailed:

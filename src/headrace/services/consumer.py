@@ -312,8 +312,9 @@ class Consumer:
             await self._commit_apart(batch, error)
             return
         except Exception as error:
+            # Something in it cannot be written, and must not keep the rest from being written.
             self._logs.say("loop_failed", loop="commit", error=error)
-            await self._clock.sleep(_PAUSE_S)
+            await self._commit_apart(batch, Internal())
             return
         self._store_outage.over()
         self._at_committed(len(batch))

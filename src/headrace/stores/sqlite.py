@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.clock import Clock
 from headrace.errors import InvalidRequest, StorageFull, StoreUnavailable
-from headrace.message import Dispatch, Result, decode_message, decode_result
+from headrace.message import Dispatch, Result, decode_message, stored_result
 from headrace.sqlite import Connection, Database, open_database
 from headrace.stores import sqlite_tables as tables
 from headrace.stores.base import Counts, DeadLetter, Delivery, Finished, Report, Store
@@ -92,7 +92,7 @@ class SqliteStore(Store):
     async def get(self, ids: Collection[str]) -> dict[str, Result]:
         """Return the results that are there."""
         sql = "SELECT id, body FROM results WHERE id IN (SELECT value FROM json_each(?))"
-        return {id: decode_result(body) for id, body in self._look(sql, json.dumps(list(ids)))}
+        return {id: stored_result(id, body) for id, body in self._look(sql, json.dumps(list(ids)))}
 
     async def present(self, ids: Collection[str]) -> set[str]:
         """Return those that have a result."""
@@ -102,10 +102,10 @@ class SqliteStore(Store):
     async def after(self, cursor: str, limit: int) -> tuple[list[Result], str]:
         """Return results after a cursor, which is the sequence of the last one read."""
         start = self._sequence(cursor)
-        sql = "SELECT seq, body FROM results WHERE seq > ? ORDER BY seq LIMIT ?"
+        sql = "SELECT seq, id, body FROM results WHERE seq > ? ORDER BY seq LIMIT ?"
         # A page may be long: it is read beside the loop, not on it.
         found = await self._db.read(lambda c: tables.rows(c, sql, start, limit), StoreUnavailable)
-        return [decode_result(body) for _, body in found], str(found[-1][0]) if found else str(start)
+        return [stored_result(id, body) for _, id, body in found], str(found[-1][0]) if found else str(start)
 
     async def latest(self) -> str:
         """Return the cursor after the newest result."""

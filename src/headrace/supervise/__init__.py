@@ -5,10 +5,11 @@ the whole family together. The two ends talk over one inherited socket: the chil
 parent says when to stop, and either hears at once when the other dies.
 """
 
+from headrace.supervise.descendants import end_descendants
 from headrace.supervise.heartbeat import Heartbeat
 from headrace.supervise.restarts import Restarts
 from headrace.supervise.settings import HeartbeatSettings
 from headrace.supervise.slot import Child
 from headrace.supervise.supervisor import Supervisor
 
-__all__ = ["Child", "Heartbeat", "HeartbeatSettings", "Restarts", "Supervisor"]
+__all__ = ["Child", "Heartbeat", "HeartbeatSettings", "Restarts", "Supervisor", "end_descendants"]

@@ -173,6 +173,7 @@ LINES: tuple[LineRow, ...] = (
     LineRow("listening", "info", ("address",), "A listener is bound."),
     LineRow("stopping", "info", ("service", "reason"), "An orderly stop has begun."),
     LineRow("stopped", "info", ("service",), "An orderly stop is over."),
+    LineRow("descendants_ended", "warning", ("service", "processes"), "Processes that a model left behind were ended."),
     LineRow("loop_failed", "error", ("loop", "error"), "A background loop failed; it goes on after a pause."),
     LineRow("settings_loaded", "debug", ("settings",), "The settings in force, secrets hidden."),
     # -- children

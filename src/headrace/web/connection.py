@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_head",
         "_headers",
+        "_hosts",
         "_is_expecting",
         "_ours",
         "_parser",
@@ -71,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._target = b""
         self._is_expecting = False
+        self._hosts = 0
         #: Bytes of a head that is not complete yet.
         self._head = 0
         #: The request that the parser is in; None between two.
@@ -163,6 +165,7 @@ class Connection(asyncio.Protocol):
         self._headers = []
         self._target = b""
         self._is_expecting = False
+        self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the target."""
@@ -171,7 +174,11 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
         name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
+        if self._reading is not None:
+            return  # a trailer, of which we know none
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect" and value.lower() == b"100-continue":
             self._is_expecting = True
         self._headers.append((name, value))
 
@@ -189,6 +196,9 @@ class Connection(asyncio.Protocol):
         path = raw_path.decode("ascii")
         self._reading = request = Cycle(self)
         request.is_1_0 = parser.get_http_version() == "1.0"
+        if self._hosts != 1 and not (request.is_1_0 and self._hosts == 0):
+            # RFC 9112, 3.2. Raised through the parser, which stops at it.
+            raise ValueError("a request has one Host")
         request.keep_alive = not request.is_1_0 and parser.should_keep_alive()
         request.is_head = method == b"HEAD"
         request.is_expecting = self._is_expecting

@@ -23,6 +23,9 @@ INFLATE_INLINE_MAX = 64 * 1024
 #: Bodies up to this are not counted among those that are held.
 HELD_UNCOUNTED_MAX = 64 * 1024
 _INFLATE_STEP = 1024 * 1024
+_READ_STEP = 16 * 1024
+#: Blocks of 64 KiB, as some writers make, fill the largest body with half as many.
+MEMBERS_MAX = 65_536
 _WINDOW = {b"gzip": zlib.MAX_WBITS | 16, b"x-gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 
 
@@ -263,10 +266,17 @@ def inflate(body: bytes, encoding: bytes, limit: int) -> bytes:
     """
     pieces: list[bytes] = []
     total = 0
-    rest = body
-    while True:
+    # What is left of a member's input is copied once for each member; in steps, so that many short members (an empty
+    # one has 20 bytes) cost what their bytes cost, and not their number times the body.
+    at, size = 0, len(body)
+    for _ in range(MEMBERS_MAX):
         stream = zlib.decompressobj(_WINDOW[encoding])
+        rest = b""
         while not stream.eof:
+            if not rest:
+                if at >= size:
+                    raise _damaged(encoding)
+                rest, at = body[at : at + _READ_STEP], at + _READ_STEP
             try:
                 piece = stream.decompress(rest, min(_INFLATE_STEP, limit + 1 - total))
             except zlib.error as error:
@@ -279,12 +289,11 @@ def inflate(body: bytes, encoding: bytes, limit: int) -> bytes:
                     details={"input": "body", "limit": limit, "size": f"more than {limit}"},
                 )
             rest = stream.unconsumed_tail
-            if not piece and not rest and not stream.eof:
-                raise _damaged(encoding)
-        rest = stream.unused_data
-        if not rest or encoding == b"deflate":
+        at = min(at, size) - len(stream.unused_data)
+        if at >= size or encoding == b"deflate":
             break
-    if rest:
+    # Bytes behind the end, or more members than anybody makes who does not mean harm.
+    if at < size:
         raise _damaged(encoding)
     return b"".join(pieces)
 
