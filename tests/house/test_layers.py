@@ -35,6 +35,8 @@ LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 ONE_HOME = {
     "apsw": "headrace/sqlite",
     "onnxruntime": "headrace/runtimes/onnx.py",
+    "torch": "headrace/runtimes/torchscript",
+    "tensorflow": "headrace/runtimes/tensorflow.py",
     "aiohttp": "headrace/sinks/webhook",
     "standardwebhooks": "headrace/sinks/webhook.py",
     "httptools": "headrace/web/connection.py",

@@ -84,7 +84,7 @@ def test_a_callable_is_named_after_itself(tmp_path: Path) -> None:
         ("absent", "absent: there is no such file or folder"),
         ("mine=", "a MODEL is PATH, NAME=PATH or python:package.module:callable"),
         ("a\0b", "a MODEL is"),
-        ("weights.bin", "no runtime takes .bin files; known are ['.onnx']"),
+        ("weights.bin", "no runtime takes .bin files; known are ['.jit', '.onnx', '.pb', '.pt', '.pth']"),
         ("empty", "it holds no version"),
         ("hollow", "it holds no model, but ['readme.txt']"),
         ("python:pkg", "expected python:package.module:callable"),

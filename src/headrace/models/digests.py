@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.runtimes import Artifact
+from headrace.runtimes import Artifact, card_files
 
 __all__ = ["FileStamp", "created_at_ms", "digest_of", "files_of", "stamps_of"]
 
@@ -30,7 +30,8 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
 def files_of(artifact: Artifact) -> dict[str, Path]:
     """Return the files by their names relative to the artifact, sorted; nothing is read, nothing imported.
 
-    A version folder is all that is in it; a bare file is itself and its data files; python is the source file.
+    A version folder or a SavedModel is all that is in it; a bare file is itself, its data files and its card; python
+    is the source file.
     """
     path = artifact.path
     if path is None:
@@ -41,7 +42,7 @@ def files_of(artifact: Artifact) -> dict[str, Path]:
         found = [file for file in folder.rglob("*") if file.is_file()]
         return {str(file.relative_to(folder)): file for file in sorted(found)}
     beside = [folder / f"{path.name}{ending}" for ending in _COMPANIONS]
-    return {file.name: file for file in (path, *beside) if file.is_file()}
+    return {file.name: file for file in (path, *beside, *card_files(path)) if file.is_file()}
 
 
 def stamps_of(artifact: Artifact) -> tuple[FileStamp, ...]:

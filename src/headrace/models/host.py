@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from headrace.models.quota import cpu_quota, threads_for
 from headrace.models.registry import by_version
 from headrace.models.runners import InlineRunner, Runner, ThreadRunner
 from headrace.models.warm import Warm, warm_up
-from headrace.runtimes import Artifact, Runtime, load_runtime
+from headrace.runtimes import DEVICE, Artifact, Runtime, load_runtime
 from headrace.settings import setting
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
@@ -48,12 +48,22 @@ class ModelSettings:
     threads: int = setting(
         0, "Threads that one run may use; 0: the CPU quota, divided among processes and models.", min=0, max=1024
     )
+    device: str = setting(
+        "auto",
+        "Where models run: `auto` (a GPU if its runtime finds one), `cpu`, `cuda` or `cuda:N`; what is named must be "
+        "there. The card beside a model goes before it.",
+    )
     runner: str = setting("auto", "Where models run; `auto` measures at warm-up.", choices=("auto", "inline", "thread"))
     runners: int = setting(
         1, "Batches of one version that may run at a time, where its runtime allows it.", min=1, max=256
     )
     require_all: bool = setting(True, "Whether one model that failed to load makes the service not ready.")
     links: bool = setting(False, "Whether links may lead out of a model's folder.")
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield what one field alone cannot tell."""
+        if not DEVICE.fullmatch(self.device):
+            yield "device", "wanted auto, cpu, cuda or cuda:N"
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +212,7 @@ class ModelHost:
             entry=artifact.entry,
             created_at_ms=created_at_ms(stamps),
         )
-        runtime = load_runtime(artifact, threads=threads)
+        runtime = load_runtime(artifact, threads=threads, device=self.settings.device)
         try:
             hosted.warm = warm_up(
                 runtime, artifact, size_max=self._batch.size_max, fast_s=INLINE_ROW_S, clock=self._clock
@@ -279,6 +289,7 @@ class ModelHost:
             **named,
             load_ms=round(load_s * 1000, 1),
             threads=threads,
+            device=hosted.runtime.device if hosted.runtime is not None else None,
             runner=hosted.batcher.runner,
             batchable=hosted.batcher.batchable,
             row_ms=None if row_s is None else round(row_s * 1000, 3),

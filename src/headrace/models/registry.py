@@ -1,8 +1,8 @@
 """Which artifacts a list of MODEL words means; no ML library is imported and nothing is loaded.
 
 A MODEL is `PATH`, `NAME=PATH`, `python:package.module:callable` or `NAME=python:…`. A path is a file (version 1) or a
-folder `NAME/<version>/model.onnx`. Relative paths start from the model path. What is wrong with one MODEL is a fault
-of that one; the others are found all the same.
+folder `NAME/<version>/model.onnx`; a SavedModel is a folder itself, as a version or alone (version 1). Relative paths
+start from the model path. What is wrong with one MODEL is a fault of that one; the others are found all the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.errors import ModelLoadFailed
-from headrace.runtimes import RUNTIMES, Artifact
+from headrace.runtimes import RUNTIMES, SAVED_MODEL, Artifact
 
 __all__ = ["NAME", "Fault", "Ignored", "Resolution", "by_version", "is_name", "resolve"]
 
@@ -22,6 +22,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 #: A version folder: a number without leading zeros, so that no two folders are the same version.
 _VERSION = re.compile(r"[1-9][0-9]{0,17}|0")
+
+#: What is often given and never taken, and what to give instead.
+_WAYS_OUT = {
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), "a pickle runs whatever code it carries; export to ONNX"),
+    **dict.fromkeys((".keras", ".h5", ".hdf5"), "write a SavedModel with model.export(FOLDER), and give the folder"),
+    ".pt2": "export it with torch.jit.trace or to ONNX",
+}
 
 #: A reference in an error is cut to this; whole paths of ours are never shown.
 _SHOWN_MAX = 100
@@ -145,6 +152,10 @@ def _resolve_folder(name: str | None, folder: Path, found: Resolution, links: bo
     name = name or folder.resolve().name
     if not is_name(name):
         raise _bad_name(name)
+    if (folder / SAVED_MODEL).is_file():
+        _check_links(name, folder, folder.parent, folder, links)
+        found.artifacts.append(_file(name, "1", folder / SAVED_MODEL, folder.parent))
+        return
     versions: list[Path] = []
     for entry in sorted(folder.iterdir()):
         reason = _not_a_version(entry)
@@ -174,11 +185,7 @@ def _version(name: str, folder: Path, root: Path, links: bool) -> Artifact:
     if not is_name(name):
         raise _bad_name(name)
     shown = folder.name
-    inside = root.resolve()
-    outside = next((f for f in folder.rglob("*") if not f.resolve().is_relative_to(inside)), None)
-    if outside is not None and not links:
-        reason = "it is a link that leads out of the model's folder, which `model.links` does not allow"
-        raise _failed(name, str(outside.relative_to(root)), reason)
+    _check_links(name, folder, root, root, links)
     files = _model_files(folder)
     named = [file for file in files if file.stem == "model"]
     if len(named) == 1:
@@ -194,9 +201,22 @@ def _version(name: str, folder: Path, root: Path, links: bool) -> Artifact:
     return _file(name, folder.name, files[0], root)
 
 
+def _check_links(name: str, folder: Path, root: Path, within: Path, links: bool) -> None:
+    inside = within.resolve()
+    outside = next((f for f in folder.rglob("*") if not f.resolve().is_relative_to(inside)), None)
+    if outside is not None and not links:
+        reason = "it is a link that leads out of the model's folder, which `model.links` does not allow"
+        raise _failed(name, str(outside.relative_to(root)), reason)
+
+
 def _model_files(folder: Path) -> list[Path]:
+    """Return the models in a version folder, a SavedModel by the file that makes it one: it has other `.pb` beside."""
     endings = [ending for row in RUNTIMES.values() for ending in row.endings]
-    return sorted(file for file in folder.iterdir() if file.suffix in endings and file.is_file())
+    if (folder / SAVED_MODEL).is_file():
+        endings = [ending for ending in endings if ending != ".pb"]
+    files = [file for file in folder.iterdir() if file.suffix in endings and file.is_file()]
+    inner = [entry / SAVED_MODEL for entry in (folder, *folder.iterdir()) if (entry / SAVED_MODEL).is_file()]
+    return sorted(files + inner)
 
 
 def _file(name: str, version: str, path: Path, root: Path) -> Artifact:
@@ -207,11 +227,13 @@ def _file(name: str, version: str, path: Path, root: Path) -> Artifact:
             artifact = Artifact(name, version, runtime, path.absolute())
             return replace(artifact, root=root.absolute())
     endings = sorted(ending for row in RUNTIMES.values() for ending in row.endings)
-    raise _failed(name, path.name, f"no runtime takes {path.suffix or 'such'} files; known are {endings}", _expected())
+    way_out = f"; {_WAYS_OUT[path.suffix]}" if path.suffix in _WAYS_OUT else ""
+    reason = f"no runtime takes {path.suffix or 'such'} files; known are {endings}{way_out}"
+    raise _failed(name, path.name, reason, _expected())
 
 
 def _expected() -> list[str]:
-    return [f"model{ending}" for row in RUNTIMES.values() for ending in row.endings]
+    return [*(f"model{row.endings[0]}" for row in RUNTIMES.values() if row.endings), SAVED_MODEL]
 
 
 def _shown(text: str) -> str:

@@ -11,18 +11,45 @@ import re
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from headrace.errors import ModelFailed, OutOfMemory, text_of
+from headrace.errors import ModelFailed, ModelLoadFailed, OutOfMemory, text_of
 from headrace.tensor import Signature, Tensor
 
-__all__ = ["Artifact", "Runtime", "WrongRows", "out_of_memory", "plain"]
+__all__ = [
+    "SAVED_MODEL",
+    "Artifact",
+    "GivenCard",
+    "Runtime",
+    "WrongRows",
+    "load_failed",
+    "no_device",
+    "out_of_memory",
+    "plain",
+]
+
+#: The file that makes a folder a SavedModel of TensorFlow.
+SAVED_MODEL = "saved_model.pb"
 
 #: Two steps of an absolute path or more; a single `/x` is more often a division or a node's name.
 _PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenCard:
+    """What its owner says of an artifact, in files beside it: what the artifact itself cannot say."""
+
+    #: What it takes and gives, for formats that do not say it, or do not say all of it.
+    signature: Signature | None = None
+    #: Inputs that it can be run with, by name, in the order in which it takes them.
+    example: Mapping[str, Tensor] | None = None
+    #: Where it runs; "" where the card says nothing and the setting holds.
+    device: str = ""
+    #: Whether a model that keeps state from one run to the next is served all the same.
+    stateful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +68,10 @@ class Artifact:
     #: Where the file names in errors start, and outside which nothing is read; None: the folder of `path`. For
     #: python, the folder in which modules are looked for first.
     root: Path | None = None
+    #: Where it shall run: `auto`, `cpu`, `cuda` or `cuda:N`.
+    device: str = "auto"
+    #: What the files beside it say of it.
+    given: GivenCard = field(default=GivenCard(), compare=False, repr=False)
 
     @property
     def shown(self) -> str:
@@ -65,11 +96,16 @@ class Runtime(ABC):
     concurrent: bool = False
     #: True if how long `run` takes depends on shapes alone, so that what was measured at warm-up holds.
     steady: bool = False
+    #: Where it runs: `cpu` or `cuda:N`.
+    device: str = "cpu"
 
     @classmethod
     @abstractmethod
     def load(cls, artifact: Artifact, *, threads: int) -> Runtime:
-        """Load an artifact. Raises ModelLoadFailed naming the file (relative), the reason and what was expected."""
+        """Load an artifact. Raises ModelLoadFailed naming the file (relative), the reason and what was expected.
+
+        A device that was asked for and is not there is such a failure, never a silent CPU.
+        """
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
@@ -86,11 +122,34 @@ def plain(said: object, *, length_max: int = 200) -> str:
     return line if len(line) <= length_max else line[: length_max - 1] + "…"
 
 
-def out_of_memory(allocated: int | None, tensor: str | None) -> OutOfMemory:
-    """Return the error that says how much was asked for, how much this process could have had, and for what."""
+def load_failed(artifact: Artifact, reason: str, expected: Sequence[str]) -> ModelLoadFailed:
+    """Return the error that says which file cannot be loaded, why, and what was expected."""
+    reason = plain(reason, length_max=300)
+    return ModelLoadFailed(
+        f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
+        details={"file": artifact.shown, "reason": reason, "expected": list(expected)},
+    )
+
+
+def no_device(artifact: Artifact, there: Sequence[str], why: str = "") -> ModelLoadFailed:
+    """Return the error for a device that was asked for and is not `there`."""
+    hint = f"; {why}" if why else ""
+    reason = f"it shall run on {artifact.device}, and there is only {', '.join(there)}{hint}"
+    return load_failed(artifact, reason, there)
+
+
+def out_of_memory(allocated: int | None, tensor: str | None, *, available: int | None = None) -> OutOfMemory:
+    """Return the error that says how much was asked for, how much this process could have had, and for what.
+
+    `available` is that of the device; None is the machine's memory, which is measured here.
+    """
     return OutOfMemory(
         f"{allocated if allocated is not None else 'more'} bytes were needed and not to be had",
-        details={"allocated": allocated, "available": _memory_available(), "tensor": tensor},
+        details={
+            "allocated": allocated,
+            "available": _memory_available() if available is None else available,
+            "tensor": tensor,
+        },
     )
 
 

@@ -1,4 +1,6 @@
-"""The onnx runtime, on onnxruntime's CPU provider.
+"""The onnx runtime, on onnxruntime's CPU provider or on its CUDA provider.
+
+onnxruntime falls back to the CPU without an error where CUDA does not come up; what it runs on is looked at afterwards.
 
 Weights are read into memory, never mapped: a file that is overwritten in place is then all old or all new. One
 session serves any number of threads. Its own pool has `threads` threads that sleep while there is nothing to do:
@@ -19,7 +21,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from headrace.errors import HeadraceError, InvalidValue, ModelFailed, ModelLoadFailed, ShapeMismatch
-from headrace.runtimes.base import Artifact, Runtime, out_of_memory, plain
+from headrace.runtimes.base import Artifact, Runtime, load_failed, no_device, out_of_memory
 from headrace.tensor import Datatype, Signature, Tensor, TensorSpec
 
 __all__ = ["OnnxRuntime"]
@@ -43,6 +45,8 @@ _DATATYPES = {
 #: onnx.TensorProto.BFLOAT16; numpy has no such type, so these tensors cross the border as their raw 16 bits.
 _BFLOAT16 = 16
 Array = npt.NDArray[Any]
+
+_CUDA = "CUDAExecutionProvider"
 
 #: The `location` entry of a tensor whose data lies in another file (StringStringEntryProto, key then value).
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])")
@@ -83,7 +87,7 @@ class OnnxRuntime(Runtime):
             names, parts = _companions(artifact, content)
             if names:
                 options.add_external_initializers_from_files_in_memory(names, parts, [len(p) for p in parts])
-            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            session, device = _session(artifact, content, options)
         except HeadraceError:
             raise
         except MemoryError as error:
@@ -98,7 +102,9 @@ class OnnxRuntime(Runtime):
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
         if {Datatype.BF16, Datatype.BYTES} <= datatypes:
             raise _load_failed(artifact, "text and BF16 in one model cannot pass through onnxruntime's Python API")
-        return cls(session, signature, {node.name: node.shape for node in nodes})
+        runtime = cls(session, signature, {node.name: node.shape for node in nodes})
+        runtime.device = device
+        return runtime
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
         """Compute the named outputs. Raises ModelFailed or OutOfMemory; InvalidValue for text that is not UTF-8."""
@@ -163,6 +169,32 @@ class OnnxRuntime(Runtime):
                         details={"input": name, "expected": {symbol: expected}, "actual": list(tensor.shape)},
                     )
         return None
+
+
+def _session(artifact: Artifact, content: bytes, options: Any) -> tuple[Any, str]:
+    """Return a session and the device that it is on; on a named device or not at all."""
+    asked = artifact.device
+    there = _CUDA in onnxruntime.get_available_providers()
+    if asked.startswith("cuda") and not there:
+        hint = "this onnxruntime is built without CUDA; run: pip install onnxruntime-gpu"
+        raise no_device(artifact, ["cpu"], hint)
+    number = asked.partition(":")[2] or "0"
+    on_cpu: list[Any] = ["CPUExecutionProvider"]
+    on_cuda = [(_CUDA, {"device_id": number}), *on_cpu]
+    if not there or asked == "cpu":
+        return onnxruntime.InferenceSession(content, options, providers=on_cpu), "cpu"
+    try:
+        # Its own fallback would print to stdout, and run on the CPU whatever was asked for.
+        session = onnxruntime.InferenceSession(content, options, providers=on_cuda, enable_fallback=0)
+        if session.get_providers()[0] == _CUDA:
+            return session, f"cuda:{number}"
+        why = "onnxruntime fell back to the CPU; are CUDA and cuDNN installed?"
+    except RuntimeError as error:
+        why = _why(error)
+        session = onnxruntime.InferenceSession(content, options, providers=on_cpu)
+    if asked != "auto":
+        raise no_device(artifact, ["cpu"], why)
+    return session, "cpu"
 
 
 def _read(artifact: Artifact) -> bytes:
@@ -249,8 +281,4 @@ def _why(error: Exception) -> str:
 
 
 def _load_failed(artifact: Artifact, reason: str, expected: Sequence[str] = ("model.onnx",)) -> ModelLoadFailed:
-    reason = plain(reason, length_max=300)
-    return ModelLoadFailed(
-        f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
-        details={"file": artifact.shown, "reason": reason, "expected": list(expected)},
-    )
+    return load_failed(artifact, reason, expected)
