@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from headrace.runtimes import Artifact
 from headrace.tensor import Tensor
 from headrace.testing.runtimes import RuntimeSuite
-from runtimes import onnx_files
+from runtimes import onnx_files, tensorflow_models, torch_models
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -61,6 +64,8 @@ class TestOnnxThatFails(TestOnnx):
 
 
 class TestPython(RuntimeSuite):
+    places = False
+
     def artifact(self, folder: Path) -> Artifact:
         return _python("neg")
 
@@ -84,3 +89,51 @@ class TestPythonText(TestPython):
 
     def failing(self) -> None:
         return None
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch: pip install 'headrace[torch]'")
+class TestTorchscript(RuntimeSuite):
+    def artifact(self, folder: Path) -> Artifact:
+        return torch_models.artifact(torch_models.save(torch_models.reshape_each_row(), folder / "m.pt", "x", "y"))
+
+    def inputs(self, rows: int, rng: random.Random) -> dict[str, Tensor]:
+        return {"x": Tensor.of(np.array([[rng.random() for _ in range(3)] for _ in range(rows)], np.float32))}
+
+    def failing(self) -> dict[str, Tensor]:
+        return {"x": Tensor.of(np.full((1, 3), -5, np.float32))}
+
+    def broken(self, folder: Path) -> Sequence[Artifact]:
+        return [torch_models.artifact(path) for path in torch_models.broken(folder)]
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs tensorflow: pip install 'headrace[tensorflow]'")
+class TestSavedModel(RuntimeSuite):
+    def artifact(self, folder: Path) -> Artifact:
+        return tensorflow_models.artifact(DATA / "digits_sm" / "saved_model.pb")
+
+    def inputs(self, rows: int, rng: random.Random) -> dict[str, Tensor]:
+        return {"image": Tensor.of(np.array([rng.random() for _ in range(rows * 64)], np.float32).reshape(-1, 8, 8, 1))}
+
+    def broken(self, folder: Path) -> Sequence[Artifact]:
+        return [tensorflow_models.artifact(path) for path in tensorflow_models.broken(folder)]
+
+
+class TestSavedModelThatFails(TestSavedModel):
+    def artifact(self, folder: Path) -> Artifact:
+        shutil.rmtree(folder / "sm", ignore_errors=True)
+        return tensorflow_models.artifact(tensorflow_models.reshape_each_row(folder / "sm"))
+
+    def inputs(self, rows: int, rng: random.Random) -> dict[str, Tensor]:
+        # Its largest value must be 3, so that every row can be reshaped.
+        return {"x": Tensor.of(np.full(rows, 3, np.int64))}
+
+    def failing(self) -> dict[str, Tensor]:
+        return {"x": Tensor.of(np.array([5], np.int64))}
+
+
+class TestFrozenGraph(TestSavedModel):
+    def artifact(self, folder: Path) -> Artifact:
+        return tensorflow_models.artifact(DATA / "digits_frozen.pb")
+
+    def inputs(self, rows: int, rng: random.Random) -> dict[str, Tensor]:
+        return {"image:0": super().inputs(rows, rng)["image"]}

@@ -29,7 +29,7 @@ _MEMORY = re.compile(r"you tried to allocate (\d+) bytes")
 _CUDA_MEMORY = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ENFORCE = re.compile(r"\[enforce fail at [^\]]*\][^:]*\. ")
-_KIND = re.compile(r"^(?:RuntimeError|builtins\.(?=\w+: )|torch\.jit\.Error): ?")
+_KIND = re.compile(r"^(?:(?:RuntimeError|torch\.jit\.Error): ?|builtins\.)")
 _HERE = re.compile(r"^(\s*)(~+) <--- HERE")
 
 
@@ -126,7 +126,9 @@ def why(error: Exception) -> str:
         return plain(_ENFORCE.sub("", lines[0]), length_max=300)
     last = _ENFORCE.sub("", _KIND.sub("", lines[-1]))
     operation = _operation(str(error))
-    return plain(f"in {operation}: {last}" if operation else last, length_max=300)
+    if operation is None or operation.startswith("raise "):
+        return plain(last, length_max=300)
+    return plain(f"in {operation}: {last}", length_max=300)
 
 
 def _operation(text: str) -> str | None:

@@ -31,6 +31,9 @@ Inputs = dict[str, Tensor]
 class RuntimeSuite(ABC):
     """Every line of the contract in `runtimes/base.py`."""
 
+    #: Whether it runs where it is told; False where the model itself decides that.
+    places: bool = True
+
     @abstractmethod
     def artifact(self, folder: Path) -> Artifact:
         """Return an artifact that loads and whose rows are independent, made in `folder` if need be."""
@@ -169,6 +172,20 @@ class RuntimeSuite(ABC):
         runtime.close()
         inputs = self.inputs(1, random.Random(6))
         assert isinstance(_raised(lambda: runtime.run(inputs, runtime.signature.output_names)), ModelFailed)
+
+    def test_a_device_that_is_not_there_is_an_error_and_never_a_silent_cpu(self, tmp_path: Path) -> None:
+        """The error says which device was asked for and which there are; the CPU is always there."""
+        if not self.places:
+            return
+        artifact = self.artifact(tmp_path)
+        error = _raised(lambda: load_runtime(artifact, threads=1, device="cuda:99"))
+        assert isinstance(error, ModelLoadFailed)
+        assert "cuda:99" in error.message
+        assert error.details["expected"][0] == "cpu"
+        assert error.details["file"]
+        runtime = load_runtime(artifact, threads=1, device="cpu")
+        assert runtime.device == "cpu"
+        runtime.close()
 
     def test_what_cannot_be_loaded_says_why(self, tmp_path: Path) -> None:
         """The error names the file relative to the model, the reason and what was expected."""
