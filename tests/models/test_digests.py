@@ -42,6 +42,23 @@ def test_a_bare_file_takes_its_data_file_along_and_no_neighbours(tmp_path: Path)
     assert list(files_of(artifact("m.onnx", tmp_path))) == ["m.onnx", "m.onnx.data"]
 
 
+def test_a_bare_file_takes_its_card_and_example_along(tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(b"x")
+    before = digest_of(artifact("m.pt", tmp_path))
+    for name in ("m.card.json", "m.example.npz", "model.card.json", "m.json"):
+        (tmp_path / name).write_text("{}")
+    one = artifact("m.pt", tmp_path)
+    assert list(files_of(one)) == ["m.pt", "m.card.json", "m.example.npz"]
+    assert digest_of(one) != before  # what it takes and gives is part of what it is
+
+
+def test_a_saved_model_is_everything_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "m" / "variables").mkdir(parents=True)
+    for name in ("saved_model.pb", "variables/variables.index", "model.card.json"):
+        (tmp_path / "m" / name).write_text("x")
+    assert list(files_of(artifact("m", tmp_path))) == ["model.card.json", "saved_model.pb", "variables/variables.index"]
+
+
 def test_a_callable_is_its_source_file_and_finding_it_imports_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "made_up_package" / "inner"
     folder.mkdir(parents=True)

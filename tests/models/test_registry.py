@@ -205,3 +205,54 @@ def test_a23_links_inside_the_models_folder_are_fine(tmp_path: Path) -> None:
     (echo / "..data").symlink_to("..2026")
     (echo / "1").symlink_to("..data/1")
     assert [a.version for a in resolve(["echo"], tmp_path).artifacts] == ["1"]
+
+
+# -- files of other kinds ------------------------------------------------------------------------------------------
+
+
+def saved_model(folder: Path) -> Path:
+    (folder / "variables").mkdir(parents=True)
+    for name in ("saved_model.pb", "fingerprint.pb", "variables/variables.index"):
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+def test_endings_say_which_runtime(tmp_path: Path) -> None:
+    for name, runtime in {"a.pt": "torchscript", "b.pth": "torchscript", "c.jit": "torchscript"}.items():
+        (tmp_path / name).write_bytes(b"x")
+        assert found(name, tmp_path) == [(name[0], "1", runtime, name)]
+    (tmp_path / "d.pb").write_bytes(b"x")
+    assert found("d.pb", tmp_path) == [("d", "1", "tensorflow", "d.pb")]
+
+
+def test_a_saved_model_is_a_folder_alone_as_a_version_or_in_one(tmp_path: Path) -> None:
+    saved_model(tmp_path / "digits")
+    assert found("digits", tmp_path) == [("digits", "1", "tensorflow", "digits/saved_model.pb")]
+    assert found("other=digits", tmp_path) == [("other", "1", "tensorflow", "digits/saved_model.pb")]
+    saved_model(tmp_path / "served" / "1")
+    saved_model(tmp_path / "served" / "2" / "model.savedmodel")
+    assert found("served", tmp_path) == [
+        ("served", "1", "tensorflow", "1/saved_model.pb"),
+        ("served", "2", "tensorflow", "2/model.savedmodel/saved_model.pb"),
+    ]
+    assert found("served/1", tmp_path) == [("served", "1", "tensorflow", "1/saved_model.pb")]
+
+
+def test_a_link_out_of_a_saved_model_is_refused(tmp_path: Path) -> None:
+    saved_model(tmp_path / "digits")
+    (tmp_path / "digits" / "assets").symlink_to(tmp_path)
+    assert "a link that leads out of the model's folder" in reason("digits", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("m.pkl", "a pickle runs whatever code it carries; export to ONNX"),
+        ("m.joblib", "a pickle runs whatever code it carries; export to ONNX"),
+        ("m.keras", "model.export(FOLDER)"),
+        ("m.pt2", "torch.jit.trace or to ONNX"),
+    ],
+)
+def test_what_is_never_taken_says_what_to_give_instead(file: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"x")
+    assert text in reason(file, tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -222,6 +223,46 @@ def test_an_extra_that_is_not_installed_is_an_error_with_the_line_to_type(monkey
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelLoadFailed, match=r"no runtime 'caffe'; known are \['onnx', 'python', 'tensorflow', "):
         load_runtime(Artifact("m", "1", "caffe", None, "x"), threads=1)
+
+
+# -- devices -------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_without_a_gpu_build_is_an_error_with_the_line_to_type() -> None:
+    artifact = Artifact("m", "1", "onnx", DATA / "iris_logreg.onnx", root=DATA)
+    with pytest.raises(
+        ModelLoadFailed, match=r"shall run on cuda:1, and there is only cpu; .*onnxruntime-gpu"
+    ) as caught:
+        load_runtime(artifact, threads=1, device="cuda:1")
+    assert caught.value.details["expected"] == ["cpu"]
+
+
+@pytest.mark.parametrize("how", ["silently", "loudly"])
+def test_a_session_that_fell_back_to_the_cpu_is_an_error_unless_any_device_will_do(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, asked = onnxruntime.InferenceSession, []
+
+    def session(content: bytes, options: object, *, providers: list[object], **others: object) -> object:
+        asked.append(providers[0])
+        if providers[0] != "CPUExecutionProvider":
+            # What a GPU build does where CUDA does not come up: falls back, or raises where that is forbidden.
+            assert others == {"enable_fallback": 0}
+            if how == "loudly":
+                raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
+        return real(content, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    artifact = Artifact("m", "1", "onnx", DATA / "iris_logreg.onnx", root=DATA)
+    with pytest.raises(ModelLoadFailed, match=r"it shall run on cuda:1, and there is only cpu"):
+        load_runtime(artifact, threads=1, device="cuda:1")
+    assert asked[0] == ("CUDAExecutionProvider", {"device_id": "1"})
+    assert load_runtime(artifact, threads=1, device="auto").device == "cpu"
+    asked.clear()
+    assert load_runtime(artifact, threads=1, device="cpu").device == "cpu"
+    assert asked == ["CPUExecutionProvider"]
+    assert capsys.readouterr().out == ""
 
 
 # -- running -------------------------------------------------------------------------------------------------------

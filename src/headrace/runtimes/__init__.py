@@ -6,7 +6,16 @@ import importlib
 from dataclasses import dataclass, replace
 
 from headrace.errors import ModelLoadFailed
-from headrace.runtimes.base import SAVED_MODEL, Artifact, GivenCard, Runtime, WrongRows, out_of_memory, plain
+from headrace.runtimes.base import (
+    SAVED_MODEL,
+    Artifact,
+    GivenCard,
+    Runtime,
+    WrongRows,
+    load_failed,
+    out_of_memory,
+    plain,
+)
 from headrace.runtimes.beside import DEVICE, card_files, read_card
 
 __all__ = [
@@ -81,7 +90,12 @@ def load_runtime(artifact: Artifact, *, threads: int, device: str = "auto") -> R
         raise _refused(
             artifact, f"{missing or row.name} is not installed; run: pip install '{row.requirement}'"
         ) from error
-    return runtime.load(artifact, threads=threads)
+    loaded = runtime.load(artifact, threads=threads)
+    if given.signature is not None and given.signature.digest != loaded.signature.digest:
+        said = loaded.signature.to_json()
+        loaded.close()
+        raise load_failed(artifact, "the card beside it declares another signature than its own", [str(said)])
+    return loaded
 
 
 def _refused(artifact: Artifact, reason: str) -> ModelLoadFailed:
