@@ -47,6 +47,23 @@ def onnx(folder: Path, version: str, seed: int = 0, name: str = "echo") -> Artif
     return Artifact(name, version, "onnx", path, root=folder / name)
 
 
+# -- devices -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_device_that_is_not_there_is_a_model_that_failed_to_load() -> None:
+    (artifact,) = resolve([str(DATA / "iris_logreg.onnx")]).artifacts
+    door = await predictor(artifact, settings=ModelSettings(device="cuda:99"))
+    with pytest.raises(ModelUnavailable, match=r"it shall run on cuda:99, and there is only cpu"):
+        door.pick("iris_logreg")
+
+
+def test_a_device_has_a_name_that_we_know() -> None:
+    for good in ("auto", "cpu", "cuda", "cuda:0", "cuda:12"):
+        assert list(ModelSettings(device=good).faults()) == []
+    for bad in ("gpu", "cuda:", "cuda:-1", "CPU", ""):
+        assert list(ModelSettings(device=bad).faults()) == [("device", "wanted auto, cpu, cuda or cuda:N")]
+
+
 # -- answering -----------------------------------------------------------------------------------------------------
 
 

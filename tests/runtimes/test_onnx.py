@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -223,6 +224,16 @@ def test_an_extra_that_is_not_installed_is_an_error_with_the_line_to_type(monkey
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelLoadFailed, match=r"no runtime 'caffe'; known are \['onnx', 'python', 'tensorflow', "):
         load_runtime(Artifact("m", "1", "caffe", None, "x"), threads=1)
+
+
+def test_a_card_that_contradicts_the_model_is_refused(tmp_path: Path) -> None:
+    path = onnx_files.save(onnx_files.identity(dims=("N", 3)), tmp_path / "m.onnx")
+    own = load(path).signature.to_json()
+    (tmp_path / "m.card.json").write_text(json.dumps({"signature": own, "device": "cpu"}))
+    assert load(path).signature.to_json() == own
+    own["inputs"][0]["shape"] = [-1, 4]
+    (tmp_path / "m.card.json").write_text(json.dumps({"signature": own}))
+    assert "declares another signature than its own" in refusal(path).message
 
 
 # -- devices -------------------------------------------------------------------------------------------------------
