@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -13,6 +14,13 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 #: Not missing, but not to be had: what an adapter declares that it lacks, and what root is not refused.
 _NOT_FOR_THIS_ONE = ("Skipped: this engine ", "Skipped: root may ")
 _NOTHING_MAY_BE_MISSING = bool(os.environ.get("CI"))
+
+
+def pytest_configure() -> None:
+    # In the background or under nohup these are ignored, and stay so in every process that a test starts: that is
+    # respected, but it is not what the tests of Ctrl-C are about.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

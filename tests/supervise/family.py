@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -69,7 +68,5 @@ async def parent(diary: str, roles: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "parent":
-        # Under nohup it would be ignored, and stay so: that is respected, but not what is tried here.
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         sys.exit(asyncio.run(parent(sys.argv[2], sys.argv[3:])))
     sys.exit(asyncio.run(child(*sys.argv[1:4])))
