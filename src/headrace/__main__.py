@@ -11,6 +11,10 @@ def _main() -> int:
         from headrace.assembly.child import run_child
 
         return run_child(sys.argv[1], sys.argv[2:])
+    if os.environ.get("HEADRACE__RUNNER"):
+        from headrace.models.process_child import run_runner
+
+        return run_runner()
     from headrace.cli import main
 
     return main()

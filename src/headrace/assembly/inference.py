@@ -44,8 +44,14 @@ def find_models(instance: Instance) -> Resolution:
     return found
 
 
-def host_of(instance: Instance, book: CardBook | None, settings: ModelSettings | None = None) -> ModelHost:
-    """Return the host of this process, without models."""
+def host_of(
+    instance: Instance, book: CardBook | None, settings: ModelSettings | None = None, *, apart: bool = False
+) -> ModelHost:
+    """Return the host of this process, without models.
+
+    `apart` allows runners that are processes. On the long road there are none: an inference process is one already,
+    and only where a message's death is the process's are its attempts counted.
+    """
     return ModelHost(
         settings=settings or instance.settings[ModelSettings],
         batch=instance.settings[BatchSettings],
@@ -55,6 +61,7 @@ def host_of(instance: Instance, book: CardBook | None, settings: ModelSettings |
         tracer=instance.tracer,
         workers=instance.settings[RootSettings].workers,
         book=book,
+        apart=apart,
     )
 
 
@@ -76,7 +83,7 @@ async def _load(instance: Instance, host: ModelHost, artifacts: list[Artifact], 
     await first_of(loading, instance.life.stopping.wait())
     if not loading.done():
         return False
-    failed = [hosted for hosted in loading.result().values() if hosted.state != "ready"]
+    failed = [hosted for hosted in loading.result().values() if not hosted.serves]
     reasons = [fault.error.message for fault in found.faults] + [hosted.reason for hosted in failed]
     if len(failed) == len(artifacts) or (instance.strict and reasons):
         raise CannotStart("; ".join(reasons) or "there is no model to run")
@@ -101,7 +108,7 @@ async def _consume(instance: Instance, host: ModelHost, broker: Broker, store: S
         on_overrun=overrun.set,
     )
     running = asyncio.create_task(consumer.run())
-    async with beside(report_for_ever(instance, store), _load_again(instance, host)):
+    async with beside(report_for_ever(instance, store), _load_again(instance, host), host.keep()):
         logs.say("ready", service=instance.service)
         life.ready(models=topics())
         await first_of(running, life.stopping.wait(), overrun.wait())
@@ -130,7 +137,7 @@ class _Topics:
         if self._generation != self._host.generation:
             self._generation = self._host.generation
             versions = self._host.versions.items()
-            self._names = sorted({name for (name, _), hosted in versions if hosted.state == "ready"})
+            self._names = sorted({name for (name, _), hosted in versions if hosted.serves})
         return self._names
 
 

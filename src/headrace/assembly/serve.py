@@ -7,7 +7,7 @@ import dataclasses
 
 from headrace.assembly.inference import find_models, host_of
 from headrace.assembly.ingest import listen, stop_listening
-from headrace.assembly.instance import CannotStart, Instance, first_of
+from headrace.assembly.instance import CannotStart, Instance, beside, first_of
 from headrace.models.host import ModelHost, ModelSettings
 from headrace.models.predictor import Predictor
 from headrace.models.registry import Resolution
@@ -26,7 +26,7 @@ async def serve(instance: Instance) -> int:
     root, model = settings[RootSettings], settings[ModelSettings]
     # N runners behind one front: one batcher and one set of loaded versions.
     model = dataclasses.replace(model, runners=max(model.runners, root.workers))
-    host = host_of(instance, None, model)
+    host = host_of(instance, None, model, apart=True)
     predictor = Predictor(host)
     app = create_app(
         ShortRoad(predictor),
@@ -47,7 +47,8 @@ async def serve(instance: Instance) -> int:
             loading.result()
             instance.logs.say("ready", service=instance.service)
             instance.announce(url)
-            await first_of(life.stopping.wait(), listener.stopped())
+            async with beside(host.keep()):
+                await first_of(life.stopping.wait(), listener.stopped())
         instance.logs.say("stopping", service=instance.service, reason=life.reason or "the listener ended")
     finally:
         await stop_listening(listener, life)
@@ -57,7 +58,7 @@ async def serve(instance: Instance) -> int:
 
 async def _load(instance: Instance, host: ModelHost, found: Resolution) -> None:
     await host.load(found.artifacts)
-    failed = [hosted for hosted in host.versions.values() if hosted.state != "ready"]
+    failed = [hosted for hosted in host.versions.values() if not hosted.serves]
     reasons = [fault.error.message for fault in found.faults] + [hosted.reason for hosted in failed]
     if len(failed) == len(host.versions) or (instance.strict and reasons):
         raise CannotStart("; ".join(reasons) or "there is no model to serve")

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, Internal, ModelFailed
 from headrace.runtimes import Runtime, WrongRows, out_of_memory
+from headrace.settings import setting
 from headrace.telemetry.trace import Span, TraceContext
 from headrace.tensor import InferAnswer, InferRequest, Tensor
 
-__all__ = ["Batch", "Line", "Pending"]
+__all__ = ["Batch", "BatchSettings", "Line", "Pending", "Progress", "copy_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How requests are run together."""
+
+    section: ClassVar[str] = "batch"
+
+    size_max: int = setting(64, "Most rows run together; a larger request runs alone.", min=1)
+    waiting_rows_max: int = setting(
+        16_384, "Most rows that may wait for one version's runners; more are answered `overloaded`.", min=1
+    )
+    waiting_bytes_max: int = setting(
+        1 << 30, "Most bytes of tensors that may wait for one version's runners (text counts 8 a value).", min=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Whether work goes on, for whoever must decide to wait longer."""
+
+    #: Runs finished so far, failed ones too.
+    runs: int
+    #: When the oldest run of now began (monotonic); None while nothing runs.
+    running_since_s: float | None
+    waiting_rows: int
 
 
 class Line(Protocol):
@@ -76,10 +104,14 @@ class Pending(asyncio.Future[InferAnswer]):
         """Answer with an error, unless nobody waits any more."""
         if self.done():
             return
-        # A copy each: raising adds to an exception's traceback, and these are raised in many places.
-        own = type(error)(error.message, details=error.details, retry_after_s=error.retry_after_s)
-        own.__cause__ = error.__cause__
-        self.set_exception(own)
+        self.set_exception(copy_of(error))
+
+
+def copy_of(error: HeadraceError) -> HeadraceError:
+    """Return an error for one of several callers: raising adds to its traceback, and it is raised in many places."""
+    own = type(error)(error.message, details=error.details, retry_after_s=error.retry_after_s)
+    own.__cause__ = error.__cause__
+    return own
 
 
 class Batch:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterable
 
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, Internal, ModelUnavailable, OutOfMemory, Overloaded
-from headrace.models.batch import Batch, Pending
+from headrace.models.batch import Batch, BatchSettings, Pending, Progress, copy_of
+from headrace.models.line import WaitingLine
 from headrace.models.meter import BatchMeter
 from headrace.models.runners import Runner, ThreadRunner
 from headrace.runtimes import Runtime, WrongRows
-from headrace.settings import setting
 from headrace.telemetry.trace import TraceContext
 from headrace.tensor import InferRequest
 
@@ -30,33 +28,7 @@ __all__ = ["BatchSettings", "Batcher", "Progress"]
 _INLINE_S_MAX = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """How requests are run together."""
-
-    section: ClassVar[str] = "batch"
-
-    size_max: int = setting(64, "Most rows run together; a larger request runs alone.", min=1)
-    waiting_rows_max: int = setting(
-        16_384, "Most rows that may wait for one version's runners; more are answered `overloaded`.", min=1
-    )
-    waiting_bytes_max: int = setting(
-        1 << 30, "Most bytes of tensors that may wait for one version's runners (text counts 8 a value).", min=1
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Whether work goes on, for whoever must decide to wait longer."""
-
-    #: Runs finished so far, failed ones too.
-    runs: int
-    #: When the oldest run of now began (monotonic); None while nothing runs.
-    running_since_s: float | None
-    waiting_rows: int
-
-
-class Batcher:
+class Batcher(WaitingLine):
     """The batches of one version."""
 
     def __init__(
@@ -78,14 +50,14 @@ class Batcher:
         `batchable` False runs requests one at a time whatever the signature says. `row_s` is the time of one row as
         measured at warm-up. Unless `inline_for_good`, an inline model that turns out slow moves to a thread.
         """
+        super().__init__(settings.size_max)
         signature = runtime.signature
         self.model = model
         self.version = version
         self.signature = signature
         self.batchable = signature.batchable if batchable is None else batchable and signature.batchable
-        self._runtime = runtime
+        self._runtime: Runtime | None = runtime
         self._settings = settings
-        self._size = settings.size_max
         self._clock = clock
         self._meter = meter
         self._loop = asyncio.get_running_loop()
@@ -93,32 +65,23 @@ class Batcher:
         # Where every inner dimension is fixed, checked requests agree in shape, and there is nothing to compare.
         self._ragged = any(-1 in spec.shape[1:] for spec in signature.inputs)
         self._runners = tuple(runners)
-        self._free = list(self._runners)
-        #: Who waits, oldest first, and the same by what they may run with. Who was taken or left is passed over.
-        self._line: deque[Pending] = deque()
-        self._mates: dict[object, deque[Pending]] = {}
-        self._gone = 0
-        #: Parts of failed batches, which go first.
-        self._again: deque[list[Pending]] = deque()
+        self._free = [runner for runner in self._runners if runner.alive]
+        self._kind = self._runners[0].kind
         self._running: set[Batch] = set()
-        self._waiting_rows = self._waiting_bytes = 0
         self._runs = 0
         self._rows_per_s = 1 / row_s if row_s else 0.0
         self._inline_for_good = inline_for_good
         self._slow = 0
         self._scheduled = False
-        self._closed = False
+        #: Called when somebody comes while there are no runners at all.
+        self._wake: Callable[[], None] | None = None
         self._idle: asyncio.Future[None] | None = None
+        self._quiet: asyncio.Future[None] | None = None
 
     @property
     def runner(self) -> str:
-        """Return the kind of runner in use: inline or thread."""
-        return self._runners[0].kind
-
-    @property
-    def waiting_rows(self) -> int:
-        """Return the rows that wait; 0 once everybody was taken or has gone."""
-        return self._waiting_rows
+        """Return the kind of runner in use: inline, thread or process."""
+        return self._kind
 
     @property
     def running(self) -> int:
@@ -136,8 +99,8 @@ class Batcher:
 
         Raises Overloaded (with the time after which there should be room) or ModelUnavailable at once.
         """
-        if self._closed:
-            raise ModelUnavailable(f"model {self.model!r} is being unloaded")
+        if self._refusal is not None:
+            raise copy_of(self._refusal)
         names = self._names if request.outputs is None else tuple([o.name for o in request.outputs])
         rows = next(iter(request.inputs.values())).rows if self.batchable else 1
         # An empty request costs a run like any other, and in a batch a model that fails on it would hide that.
@@ -149,7 +112,8 @@ class Batcher:
             or self._waiting_bytes + size > self._settings.waiting_bytes_max
         ):
             raise self._overloaded()
-        pending = Pending(self, request, names, rows, size, self._clock.monotonic_s(), trace, loop=self._loop)
+        self.used_s = now_s = self._clock.monotonic_s()
+        pending = Pending(self, request, names, rows, size, now_s, trace, loop=self._loop)
         self._line.append(pending)
         if key is not None:
             pending.key = key
@@ -159,8 +123,11 @@ class Batcher:
             mates.append(pending)
         self._waiting_rows += rows
         self._waiting_bytes += size
-        if self._free and not self._scheduled:
-            self._schedule()
+        if self._free:
+            if not self._scheduled:
+                self._schedule()
+        elif self._wake is not None:
+            self._wake()
         return pending
 
     async def close(self) -> None:
@@ -168,30 +135,76 @@ class Batcher:
 
         Bound it with a timeout: cancelling it answers what is left `model_unavailable` and stops waiting.
         """
-        self._closed = True
+        self.refuse(ModelUnavailable(f"model {self.model!r} is being unloaded"))
+        self._wake = None
         try:
-            if self._waiting_rows or self._running or self._again:
+            anybody = any(runner.alive for runner in self._runners)
+            if self._running or (anybody and (self._waiting_rows or self._again)):
                 self._idle = self._loop.create_future()
                 await self._idle
         finally:
             self._abandon()
 
-    def left(self, pending: Pending) -> None:
-        """Take note that somebody who waited has gone (called by Pending)."""
-        self._waiting_rows -= pending.rows
-        self._waiting_bytes -= pending.size
-        self._gone += 1
-        # While a run hangs, callers come and give up: their remains must not pile up behind it.
-        if self._gone > 64 and self._gone * 2 > len(self._line):
-            self._sweep()
+    # -- runners that come and go -------------------------------------------------------------------------------
 
-    # -- taking -----------------------------------------------------------------------------------------------
+    async def rest(self, wake: Callable[[], None]) -> None:
+        """Start nothing more, wait for what runs, and let go of the runtime and its runners.
+
+        Requests line up all the same; `wake` is called when somebody comes, or is there. Cancelled, it leaves all as
+        it was.
+        """
+        runners, self._runners, self._free = self._runners, (), []
+        try:
+            while self._running:
+                self._quiet = self._loop.create_future()
+                await self._quiet
+        except asyncio.CancelledError:
+            self._runners = runners
+            for runner in runners:
+                self.back(runner)
+            raise
+        for runner in runners:
+            runner.stop()
+        self._runtime, self._wake = None, wake
+        if self._waiting_rows or self._again:
+            wake()
+
+    def go_on(self, runtime: Runtime, runners: Iterable[Runner], *, batchable: bool) -> None:
+        """Serve again after `rest`, or with other runners than before; who waits is run now."""
+        if runtime.signature != self.signature:
+            # What was checked against the old one is not guessed to fit.
+            self.dismiss(ModelUnavailable(f"model {self.model!r} was replaced by one that takes something else"))
+            self.signature = runtime.signature
+            self._names = tuple(spec.name for spec in runtime.signature.outputs)
+            self._ragged = any(-1 in spec.shape[1:] for spec in runtime.signature.inputs)
+        self.batchable = runtime.signature.batchable and batchable
+        self._runtime, self._runners = runtime, tuple(runners)
+        self._kind = self._runners[0].kind
+        self._free = [runner for runner in self._runners if runner.alive]
+        self._wake = self._refusal = None
+        if self._free and not self._scheduled:
+            self._schedule()
+
+    def lost(self, runner: Runner) -> bool:
+        """Hand nothing to a runner that has died; return whether any is left alive."""
+        if runner in self._free:
+            self._free.remove(runner)
+        return any(other.alive for other in self._runners)
+
+    def back(self, runner: Runner) -> None:
+        """Use a runner again that was lost."""
+        if runner in self._runners and runner.alive and runner not in self._free and runner.since_s is None:
+            self._free.append(runner)
+        if self._free and not self._scheduled:
+            self._schedule()
+
+    # -- taking -------------------------------------------------------------------------------------------------
 
     def _key(self, request: InferRequest, names: tuple[str, ...]) -> object:
         if not self._ragged:
             return names
         inputs = request.inputs
-        return names, tuple([inputs[spec.name].array.shape[1:] for spec in self._runtime.signature.inputs])
+        return names, tuple([inputs[spec.name].array.shape[1:] for spec in self.signature.inputs])
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -201,6 +214,9 @@ class Batcher:
         """Start a batch on every free runner. What goes wrong here ends with those it concerns."""
         self._scheduled = False
         while self._free and not self._scheduled:
+            if not self._free[-1].alive:
+                self._free.pop()  # it died just now, of which we are about to be told
+                continue
             members = self._take()
             if not members:
                 break
@@ -211,61 +227,15 @@ class Batcher:
                 self._repair(runner, members, error)
         self._check_idle()
 
-    def _take(self) -> list[Pending]:
-        while self._again:
-            members = [pending for pending in self._again.popleft() if not pending.done()]
-            if members:
-                return members
-        while self._line:
-            first = self._line[0]
-            if first.waiting:
-                return self._with_mates(first)
-            self._line.popleft()
-        return []
-
-    def _with_mates(self, first: Pending) -> list[Pending]:
-        """Take the oldest and, in order, whoever may run with it, up to the number of rows."""
-        members: list[Pending] = []
-        if first.key is None:
-            members.append(first)
-        else:
-            mates = self._mates[first.key]
-            rows = 0
-            while mates:
-                pending = mates[0]
-                if pending.waiting:
-                    if members and rows + pending.rows > self._size:
-                        break
-                    members.append(pending)
-                    rows += pending.rows
-                mates.popleft()
-            if not mates:
-                del self._mates[first.key]
-        for pending in members:
-            pending.waiting = False
-            self._waiting_rows -= pending.rows
-            self._waiting_bytes -= pending.size
-        line = self._line
-        while line and not line[0].waiting:
-            line.popleft()
-        return members
-
-    def _sweep(self) -> None:
-        self._line = deque([pending for pending in self._line if pending.waiting])
-        self._mates = {
-            key: deque(kept)
-            for key, mates in self._mates.items()
-            if (kept := [pending for pending in mates if pending.waiting])
-        }
-        self._gone = 0
-
     # -- running ----------------------------------------------------------------------------------------------
 
     def _start(self, runner: Runner, members: list[Pending]) -> None:
         now_s = self._clock.monotonic_s()
         for pending in members:
             pending.queue_time_ms = (now_s - pending.since_s) * 1000
-        batch = Batch(members, self._runtime, self.model, self.version, self.batchable, self._clock)
+        runtime = runner.runtime or self._runtime
+        assert runtime is not None
+        batch = Batch(members, runtime, self.model, self.version, self.batchable, self._clock)
         batch.span = self._meter.begin([pending.trace for pending in members], batch.rows)
         self._running.add(batch)
         runner.since_s = now_s
@@ -279,7 +249,8 @@ class Batcher:
             self._tell(batch)
         except Exception as error:
             self._fail(batch.members, error)
-        self._free.append(runner)
+        if runner.alive and runner in self._runners:
+            self._free.append(runner)
         if runner.kind == "inline":
             self._judge(runner, batch)
             # Between two inline batches the loop gets its turn.
@@ -307,8 +278,9 @@ class Batcher:
                 if not pending.done():
                     pending.set_result(answer)
             self._meter.succeeded(len(members))
-        elif len(members) == 1 or isinstance(error, WrongRows):
-            # After a wrong number of rows nobody can say whose are missing; alone, it would be luck.
+        elif len(members) == 1 or isinstance(error, WrongRows | ModelUnavailable):
+            # After a wrong number of rows nobody can say whose are missing; alone, it would be luck. And what killed
+            # a runner's process is not handed to another one.
             self._meter.failed(error, len(members))
             for pending in members:
                 pending.refuse(error)
@@ -330,7 +302,7 @@ class Batcher:
         if self._inline_for_good or not (self._slow >= 3 or run_s > 10 * _INLINE_S_MAX):
             return
         thread = ThreadRunner(self._loop, f"run-{self.model}")
-        self._runners = (thread,)
+        self._runners, self._kind = (thread,), thread.kind
         self._free = [thread]
         runner.stop()
 
@@ -355,7 +327,7 @@ class Batcher:
         runner.since_s = None
         self._running = {batch for batch in self._running if batch.members is not members}
         self._fail(members, error)
-        if runner not in self._free and runner in self._runners:
+        if runner not in self._free and runner in self._runners and runner.alive:
             self._free.append(runner)
 
     def _fail(self, members: list[Pending], error: Exception) -> None:
@@ -369,16 +341,16 @@ class Batcher:
         idle = self._idle
         if idle is not None and not (self._waiting_rows or self._running or self._again) and not idle.done():
             idle.set_result(None)
+        quiet = self._quiet
+        if quiet is not None and not self._running and not quiet.done():
+            quiet.set_result(None)
 
     def _abandon(self) -> None:
-        left = [*self._line, *(p for part in self._again for p in part)]
-        left += [pending for batch in self._running for pending in batch.members]
-        for pending in left:
-            pending.waiting = False
-            pending.refuse(ModelUnavailable(f"model {self.model!r} was unloaded before it came to this request"))
-        self._line.clear()
-        self._mates.clear()
-        self._again.clear()
-        self._waiting_rows = self._waiting_bytes = 0
+        error = ModelUnavailable(f"model {self.model!r} was unloaded before it came to this request")
+        self.dismiss(error)
+        self._check_idle()
+        for batch in self._running:
+            for pending in batch.members:
+                pending.refuse(error)
         for runner in self._runners:
             runner.stop()

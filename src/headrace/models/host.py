@@ -1,89 +1,48 @@
 """The host: loads versions, warms them, keeps them, and lets go of them. One broken model stops no other.
 
-Loading happens on a thread of its own, one version at a time; a version is ready only after its first runs.
+Loading happens on a thread of its own, one version at a time; a version is ready only after its first runs. Where all
+of them do not fit into memory, those that were not asked for lately are evicted: freed, but still listed and ready.
+The next request to one loads it again and waits meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from headrace.clock import Clock
-from headrace.errors import HeadraceError, Internal
-from headrace.message import ErrorRecord
-from headrace.models.batcher import Batcher, BatchSettings
-from headrace.models.cards import Card, CardBook
-from headrace.models.digests import created_at_ms, digest_of, stamps_of
-from headrace.models.meter import BatchMeter
+from headrace.errors import HeadraceError, Internal, ModelLoadFailed, ModelUnavailable
+from headrace.models.batch import BatchSettings
+from headrace.models.batcher import Batcher
+from headrace.models.cards import CardBook
+from headrace.models.digests import stamps_of
+from headrace.models.eviction import in_the_way, victim
+from headrace.models.host_meter import HostMeter, failed_card
+from headrace.models.hosted import Hosted, ModelSettings
+from headrace.models.loading import INLINE_ROW_S, Loader, free, on_a_thread
+from headrace.models.memory import budget_of, held_by, is_tight, resident_bytes
+from headrace.models.outages import Outages
+from headrace.models.process_runner import ProcessRunner
 from headrace.models.quota import cpu_quota, threads_for
 from headrace.models.registry import by_version
-from headrace.models.runners import InlineRunner, Runner, ThreadRunner
-from headrace.models.warm import Warm, warm_up
-from headrace.runtimes import DEVICE, Artifact, Runtime, load_runtime
-from headrace.settings import setting
+from headrace.runtimes import Artifact, Runtime
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import Tracer
 
 __all__ = ["INLINE_ROW_S", "Hosted", "ModelHost", "ModelSettings"]
 
-#: A row faster than this runs on the event loop: handing it to a thread would take as long.
-INLINE_ROW_S = 0.0003
-#: … unless a full batch would hold up the loop for longer than this.
-_INLINE_BATCH_S = 0.003
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """How models are loaded and run."""
-
-    section: ClassVar[str] = "model"
-
-    threads: int = setting(
-        0, "Threads that one run may use; 0: the CPU quota, divided among processes and models.", min=0, max=1024
-    )
-    device: str = setting(
-        "auto",
-        "Where models run: `auto` (a GPU if its runtime finds one), `cpu`, `cuda` or `cuda:N`; what is named must be "
-        "there. The card beside a model goes before it.",
-    )
-    runner: str = setting("auto", "Where models run; `auto` measures at warm-up.", choices=("auto", "inline", "thread"))
-    runners: int = setting(
-        1, "Batches of one version that may run at a time, where its runtime allows it.", min=1, max=256
-    )
-    require_all: bool = setting(True, "Whether one model that failed to load makes the service not ready.")
-    links: bool = setting(False, "Whether links may lead out of a model's folder.")
-
-    def faults(self) -> Iterator[tuple[str, str]]:
-        """Yield what one field alone cannot tell."""
-        if not DEVICE.fullmatch(self.device):
-            yield "device", "wanted auto, cpu, cuda or cuda:N"
-
-
-@dataclass(slots=True, eq=False)
-class Hosted:
-    """One version in this process."""
-
-    artifact: Artifact
-    state: Literal["loading", "ready", "failed", "unloaded"] = "loading"
-    card: Card | None = None
-    batcher: Batcher | None = None
-    error: HeadraceError | None = None
-    runtime: Runtime | None = field(default=None, repr=False)
-    warm: Warm | None = None
-
-    @property
-    def reason(self) -> str:
-        """Return why it cannot answer, for people; "" when it is ready."""
-        if self.state == "ready":
-            return ""
-        return self.error.message if self.error is not None else f"it is {self.state}"
+#: How often it is looked whether memory is short.
+_LOOK_S = 5.0
+#: How long an eviction may wait for the runs of a version.
+_EVICT_S = 30.0
+#: Where everybody is busy, one of them has to go all the same, but it is served for so long first.
+_TURN_S = 1.0
+_STEP_S = 0.02
+#: After a version could not be loaded again, its requests are refused for so long before the next try.
+_AGAIN_S = 1.0
 
 
 class ModelHost:
@@ -100,19 +59,41 @@ class ModelHost:
         tracer: Tracer | None = None,
         workers: int = 1,
         book: CardBook | None = None,
+        apart: bool = False,
     ) -> None:
-        """Host nothing yet. `workers` processes share the CPU quota; each version's card is written to `book`."""
+        """Host nothing yet. `workers` processes share the CPU quota; each version's card is written to `book`.
+
+        `apart` allows runners that are processes.
+        """
         self.settings = settings
         self.versions: dict[tuple[str, str], Hosted] = {}
         #: Grows with every change of state, for whoever keeps a list of them.
         self.generation = 0
-        self._batch = batch
+        #: Bytes that all versions together may take.
+        self.budget = budget_of(settings.memory_bytes_max)
         self._clock = clock
-        self._metrics = metrics
         self._logs = logs
-        self._tracer = tracer
+        self._meter = HostMeter(metrics, logs, tracer, book)
         self._workers = workers
-        self._book = book
+        self._outages = Outages(settings, metrics, self._touch)
+        self._loader = Loader(
+            settings=settings,
+            batch=batch,
+            clock=clock,
+            metrics=metrics,
+            logs=logs,
+            tracer=tracer,
+            book=book,
+            apart=apart,
+            changed=self._outages.changed,
+        )
+        #: One load or eviction at a time: what each takes is measured, and two at once would need room for both.
+        self._lock = asyncio.Lock()
+        self._waking: set[Hosted] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Replaced versions that still finish what they have; their memory counts.
+        self._leaving: set[Hosted] = set()
+        self._meter.budget(self.budget)
 
     def named(self, name: str) -> list[Hosted]:
         """Return the versions of a model, the highest first."""
@@ -122,16 +103,22 @@ class ModelHost:
     async def load(self, artifacts: Sequence[Artifact]) -> Mapping[tuple[str, str], Hosted]:
         """Load versions one after the other; return all that are hosted. A failure is a state, not an exception.
 
-        Loading a version that is there already replaces it once the new one is warm.
+        Loading a version that is there already replaces it once the new one is warm; where there is no room for both,
+        its requests wait meanwhile. No request fails of it.
         """
-        models = len({artifact.name for artifact in artifacts} | {name for name, _ in self.versions})
-        threads = self.settings.threads or threads_for(cpu_quota(), self._workers, models)
+        self._outages.open()
         arriving = [Hosted(artifact) for artifact in artifacts]
         for hosted in arriving:
+            hosted.pinned = self.settings.names(self.settings.pinned, hosted.artifact)
             self.versions.setdefault((hosted.artifact.name, hosted.artifact.version), hosted)
         self.generation += 1
         for hosted in arriving:
-            await self._load(hosted, threads)
+            async with self._lock:
+                old = await self._load(hosted)
+            if old is not None:
+                self._leaving.add(old)
+                await self._let_go(old, 30.0)
+                self._leaving.discard(old)
         return self.versions
 
     async def unload(self, name: str, version: str, *, timeout_s: float = 30.0) -> None:
@@ -145,161 +132,228 @@ class ModelHost:
         """Let every version finish what it has, all at once, for at most `timeout_s`, and free them."""
         leaving = list(self.versions.values())
         self.generation += 1
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*(self._let_go(hosted, timeout_s) for hosted in leaving))
 
-    async def _load(self, hosted: Hosted, threads: int) -> None:
+    async def keep(self) -> None:
+        """Look after memory for ever: see `relieve`."""
+        while True:
+            await self._clock.sleep(_LOOK_S)
+            try:
+                await self.relieve()
+            except Exception as error:
+                self._logs.say("loop_failed", loop="memory", error=error)
+
+    async def relieve(self) -> None:
+        """While memory is short, evict what nobody asked for in `idle_ttl_s`, the least recently used first."""
+        for hosted in list(self.versions.values()):
+            if hosted.crew and hosted.state == "ready":
+                pids = [runner.pid for runner in hosted.crew if runner.pid is not None]
+                hosted.memory_bytes = await on_a_thread(partial(held_by, pids), "memory")
+                self._meter.memory(hosted)
+        async with self._lock:
+            while in_the_way(self._resident(), 0, self.budget) > 0 or is_tight():
+                now_s = self._clock.monotonic_s()
+                chosen = victim(self.versions.values(), now_s, idle_s=self.settings.idle_ttl_s)
+                if chosen is None or not await self._evict(chosen):
+                    return
+
+    async def evict(self, name: str, version: str) -> bool:
+        """Free a version until it is asked for again; return whether that was done (it is ready, and not pinned)."""
+        async with self._lock:
+            hosted = self.versions.get((name, version))
+            if hosted is None or hosted.state != "ready" or hosted.pinned:
+                return False
+            return await self._evict(hosted)
+
+    # -- loading --------------------------------------------------------------------------------------------------
+
+    async def _load(self, hosted: Hosted) -> Hosted | None:
+        """Load one; return what it replaced, if anything."""
         artifact = hosted.artifact
         key = (artifact.name, artifact.version)
-        named = {"model": artifact.name, "model_version": artifact.version}
-        self._logs.say("model_loading", **named, runtime=artifact.runtime)
-        span = (
-            self._tracer.span("model_loaded", model=artifact.name, model_version=artifact.version)
-            if self._tracer is not None
-            else None
-        )
         began_s = self._clock.monotonic_s()
+        error = await self._loaded(hosted)
+        load_s = self._clock.monotonic_s() - began_s
+        hosted.error = error
+        old = self.versions.get(key)
+        if error is not None and old is not None and old is not hosted and old.serves:
+            hosted.state = "failed"
+            self._meter.loaded(hosted, load_s, self._threads())
+            return None  # a failed load never disturbs what serves
+        if error is not None:
+            hosted.card = failed_card(hosted, error)
+        # Before it is ready: whoever sees a ready version finds its card.
+        await self._meter.write_card(hosted)
+        replaced = old if old is not hosted else None
+        if error is None:
+            line = None
+            if replaced is not None and replaced.state == "evicted":
+                # Who waits for the old one waits for the new one.
+                line, replaced.batcher = replaced.batcher, None
+            self._begin(hosted, line)
+        hosted.state = "ready" if error is None else "failed"
+        self.versions[key] = hosted
+        self._touch(hosted)
+        self._meter.loaded(hosted, load_s, self._threads())
+        if error is None:
+            # It may have taken more than was thought.
+            await self._make_room(0, hosted)
+        return replaced
+
+    async def _loaded(self, hosted: Hosted) -> HeadraceError | None:
+        """Make room and load; return what went wrong."""
+        artifact = hosted.artifact
+        span = self._meter.loading(hosted)
         error: HeadraceError | None = None
         try:
-            await _on_a_thread(lambda: self._load_and_warm(hosted, threads), f"load-{artifact.name}")
-            self._begin(hosted)
+            wanted = hosted.wanted_bytes or await on_a_thread(lambda: _size_of(artifact), "size")
+            if not await self._make_room(wanted, hosted):
+                raise self._no_room(artifact, wanted)
+            await on_a_thread(lambda: self._loader.load(hosted, self._threads()), f"load-{artifact.name}")
         except HeadraceError as failure:
             error = failure
         except Exception as failure:
             error = Internal()
             error.__cause__ = failure
-        load_s = self._clock.monotonic_s() - began_s
-        hosted.error = error
         if span is not None:
             if error is not None:
                 span.fail(error)
             span.end()
+        return error
+
+    def _begin(self, hosted: Hosted, line: Batcher | None) -> None:
+        self._loader.begin(hosted, line)
+        self._meter.memory(hosted)
+        for runner in hosted.crew:
+            if not runner.alive:
+                self._outages.changed(hosted, runner)
+
+    def _threads(self) -> int:
+        models = len({name for name, _ in self.versions})
+        return self.settings.threads or threads_for(cpu_quota(), self._workers, models)
+
+    # -- evicting, and loading again ------------------------------------------------------------------------------
+
+    async def _make_room(self, wanted: int, spared: Hosted) -> bool:
+        """Evict until `wanted` more bytes fit, but never `spared`; return whether they do now."""
+        stuck: set[Hosted] = set()
+        while in_the_way(self._resident(), wanted, self.budget) > 0:
+            chosen = self._victim(spared, stuck)
+            if chosen is not None and chosen.busy:
+                for _ in range(round(_TURN_S / _STEP_S)):
+                    await self._clock.sleep(_STEP_S)
+                    chosen = self._victim(spared, stuck)
+                    if chosen is None or not chosen.busy:
+                        break
+            if chosen is None:
+                return False
+            if not await self._evict(chosen):
+                stuck.add(chosen)
+        return True
+
+    def _victim(self, spared: Hosted, stuck: set[Hosted]) -> Hosted | None:
+        key = (spared.artifact.name, spared.artifact.version)
+        others = [each for each in self.versions.values() if each is not spared and each not in stuck]
+        found = victim(
+            [each for each in others if (each.artifact.name, each.artifact.version) != key],
+            self._clock.monotonic_s(),
+            idle_s=None,
+        )
+        # The version that is to be replaced goes last, pinned or not: who asks for it waits for the new one.
         old = self.versions.get(key)
-        if error is not None and old is not None and old is not hosted and old.state == "ready":
-            hosted.state = "failed"
-            self._tell(hosted, threads, load_s)
-            return  # a failed load never disturbs what serves
-        if error is not None:
-            hosted.card = self._failed_card(hosted, error)
-        # Before it is ready: whoever sees a ready version finds its card.
-        await self._write_card(hosted)
-        hosted.state = "ready" if error is None else "failed"
-        self.versions[key] = hosted
-        self.generation += 1
-        self._metrics.gauge("headrace_model_ready")(*key).set(error is None)
-        self._tell(hosted, threads, load_s)
-        if old is not None and old is not hosted:
-            await self._let_go(old, 30.0)
+        replaced = old if old in others and old is not None and old.state == "ready" else None
+        return found if found is not None else replaced
 
-    def _load_and_warm(self, hosted: Hosted, threads: int) -> None:
-        """Do what takes long; called on a thread."""
-        artifact = hosted.artifact
-        if artifact.path is None and artifact.root is not None and str(artifact.root) not in sys.path:
-            # As `python -m` would: a module beside the models is found, whatever started this process.
-            sys.path.insert(0, str(artifact.root))
-        stamps = stamps_of(artifact)
+    async def _evict(self, hosted: Hosted) -> bool:
+        """Let it finish what runs, and free it; who waits goes on waiting. Return whether that was done."""
+        batcher = hosted.batcher
+        assert batcher is not None
+        idle_s = self._clock.monotonic_s() - hosted.used_s
+        before = resident_bytes()
+        hosted.state = "evicted"
         try:
-            if self._book is not None:
-                self._book.refresh()
-            digest = self._book.digest(artifact) if self._book is not None else digest_of(artifact)
-        except OSError:
-            digest = ""  # the runtime says better what is wrong with the file
-        hosted.card = Card(
-            name=artifact.name,
-            version=artifact.version,
-            runtime=artifact.runtime,
-            digest=digest,
-            files=stamps,
-            entry=artifact.entry,
-            created_at_ms=created_at_ms(stamps),
-        )
-        runtime = load_runtime(artifact, threads=threads, device=self.settings.device)
+            async with asyncio.timeout(_EVICT_S):
+                await batcher.rest(lambda: self._wake(hosted))
+        except TimeoutError:
+            if hosted.state == "evicted":
+                hosted.state = "ready"
+            return False
+        runtime, crew, freed = hosted.runtime, hosted.crew, hosted.memory_bytes
+        hosted.runtime, hosted.crew, hosted.outage = None, [], ""
+        await self._free(hosted, runtime, crew)
+        del runtime
+        hosted.memory_bytes = 0
+        self._touch(hosted)
+        self._meter.evicted(hosted, idle_s, freed, before, resident_bytes())
+        return True
+
+    def _wake(self, hosted: Hosted) -> None:
+        """Begin to load an evicted version again, once however many ask for it."""
+        if hosted not in self._waking:
+            self._waking.add(hosted)
+            self._spawn(self._load_again(hosted))
+
+    async def _load_again(self, hosted: Hosted) -> None:
         try:
-            hosted.warm = warm_up(
-                runtime, artifact, size_max=self._batch.size_max, fast_s=INLINE_ROW_S, clock=self._clock
-            )
-        except BaseException:
-            runtime.close()
-            raise
-        hosted.runtime = runtime
-        hosted.card = _with(hosted.card, platform=runtime.platform, signature=runtime.signature)
+            async with self._lock:
+                batcher = hosted.batcher
+                if hosted.state != "evicted" or batcher is None:
+                    return
+                began_s, card = self._clock.monotonic_s(), hosted.card
+                error = await self._loaded(hosted)
+                if not hosted.serves:  # unloaded meanwhile
+                    await self._free(hosted, hosted.runtime, hosted.crew)
+                    return
+                hosted.error = error
+                if error is None:
+                    hosted.outage = ""
+                    self._begin(hosted, batcher)
+                    hosted.state = "ready"
+                else:
+                    hosted.card = card  # else nobody would know any more what it takes
+                    self._refuse_for_now(hosted, batcher, error)
+                self._touch(hosted)
+                self._meter.loaded(hosted, self._clock.monotonic_s() - began_s, self._threads())
+                if error is None:
+                    await self._make_room(0, hosted)
+        finally:
+            self._waking.discard(hosted)
 
-    def _begin(self, hosted: Hosted) -> None:
-        runtime, warm, artifact = hosted.runtime, hosted.warm, hosted.artifact
-        assert runtime is not None and warm is not None
-        hosted.batcher = Batcher(
-            runtime,
-            self._runners(runtime, warm, artifact.name),
-            model=artifact.name,
-            version=artifact.version,
-            settings=self._batch,
-            clock=self._clock,
-            meter=BatchMeter(
-                self._metrics,
-                self._logs,
-                self._clock,
-                model=artifact.name,
-                version=artifact.version,
-                tracer=self._tracer,
-            ),
-            batchable=warm.batchable,
-            row_s=warm.row_s,
-            inline_for_good=self.settings.runner == "inline",
+    def _refuse_for_now(self, hosted: Hosted, batcher: Batcher, error: HeadraceError) -> None:
+        artifact = hosted.artifact
+        hosted.outage = f"it was evicted and cannot be loaded again: {error.message}"
+        details = {"model": artifact.name, "version": artifact.version, "reason": hosted.outage}
+        failure = ModelUnavailable(
+            f"model {artifact.name!r} version {artifact.version}: {hosted.outage}", details=details
+        )
+        batcher.refuse(failure)
+        batcher.dismiss(failure)
+
+        def let_in() -> None:
+            if hosted.state == "evicted":
+                batcher.refuse(None)
+
+        asyncio.get_running_loop().call_later(_AGAIN_S, let_in)
+
+    def _resident(self) -> list[Hosted]:
+        return [*self.versions.values(), *self._leaving]
+
+    def _no_room(self, artifact: Artifact, wanted: int) -> ModelLoadFailed:
+        used = in_the_way(self._resident(), 0, 0)
+        reason = f"it needs {wanted} bytes, and of {self.budget} there are {self.budget - used} left"
+        return ModelLoadFailed(
+            f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
+            details={"file": artifact.shown, "reason": reason, "expected": []},
         )
 
-    def _runners(self, runtime: Runtime, warm: Warm, name: str) -> list[Runner]:
-        kind = self.settings.runner
-        if kind == "auto":
-            fast = warm.row_s is not None and warm.row_s < INLINE_ROW_S and (warm.batch_s or 0) < _INLINE_BATCH_S
-            # What a Python callable takes for zeros says nothing of what it will take for the next caller.
-            kind = "inline" if fast and runtime.steady else "thread"
-        if kind == "inline":
-            return [InlineRunner()]
-        count = self.settings.runners if runtime.concurrent else 1
-        loop = asyncio.get_running_loop()
-        return [ThreadRunner(loop, f"run-{name}-{number}") for number in range(count)]
-
-    def _failed_card(self, hosted: Hosted, error: HeadraceError) -> Card:
-        artifact = hosted.artifact
-        record = ErrorRecord(code=error.code, message=error.message, details=error.details)
-        card = hosted.card or Card(name=artifact.name, version=artifact.version, runtime=artifact.runtime)
-        return _with(card, platform="", signature=None, error=record)
-
-    async def _write_card(self, hosted: Hosted) -> None:
-        book, card = self._book, hosted.card
-        if book is None or card is None:
-            return
-        named = {"model": card.name, "model_version": card.version}
-        try:
-            if await _on_a_thread(lambda: book.write(card), "card"):
-                self._logs.say("card_written", **named)
-        except (OSError, HeadraceError) as error:
-            self._logs.say("card_refused", card=f"{card.name}/{card.version}.json", reason=type(error).__name__)
-
-    def _tell(self, hosted: Hosted, threads: int, load_s: float) -> None:
-        artifact = hosted.artifact
-        named = {"model": artifact.name, "model_version": artifact.version}
-        if hosted.error is not None:
-            self._logs.say("model_load_failed", **named, error=hosted.error, details=hosted.error.details)
-            return
-        assert hosted.batcher is not None and hosted.warm is not None
-        self._metrics.gauge("headrace_model_load_seconds")(artifact.name, artifact.version).set(load_s)
-        row_s = hosted.warm.row_s
-        self._logs.say(
-            "model_loaded",
-            **named,
-            load_ms=round(load_s * 1000, 1),
-            threads=threads,
-            device=hosted.runtime.device if hosted.runtime is not None else None,
-            runner=hosted.batcher.runner,
-            batchable=hosted.batcher.batchable,
-            row_ms=None if row_s is None else round(row_s * 1000, 3),
-            note=hosted.warm.note or None,
-        )
+    # -- letting go -----------------------------------------------------------------------------------------------
 
     async def _let_go(self, hosted: Hosted, timeout_s: float) -> None:
         hosted.state = "unloaded"
         self.generation += 1
-        artifact, batcher, runtime = hosted.artifact, hosted.batcher, hosted.runtime
+        artifact, batcher = hosted.artifact, hosted.batcher
         drained = True
         if batcher is not None:
             try:
@@ -307,48 +361,31 @@ class ModelHost:
                     await batcher.close()
             except TimeoutError:
                 drained = False
-        # A run that does not end still uses it; then the process's end frees it.
-        if runtime is not None and drained:
-            try:
-                await _on_a_thread(runtime.close, "close")
-            except HeadraceError as error:
-                self._logs.say("run_failed", model=artifact.name, model_version=artifact.version, error=error)
-        self._metrics.gauge("headrace_model_ready").forget(artifact.name, artifact.version)
-        self._logs.say("model_unloaded", model=artifact.name, model_version=artifact.version)
+        runtime, crew = hosted.runtime, hosted.crew
+        # A run in this process that does not end still uses it; then the process's end frees it.
+        if crew or (runtime is not None and drained):
+            await self._free(hosted, runtime, crew)
+        hosted.memory_bytes = 0
+        if self.versions.get((artifact.name, artifact.version)) in (None, hosted):
+            self._meter.forget(hosted)
+        self._meter.unloaded(hosted)
 
-
-def _with(card: Card, **changes: object) -> Card:
-    values = {name: getattr(card, name) for name in Card.__struct_fields__}
-    return Card(**{**values, **changes})
-
-
-async def _on_a_thread(work: Callable[[], T], name: str) -> T:
-    """Run on a daemon thread: loading that hangs must not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def tell(value: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(value)  # type: ignore[arg-type]
-
-    def go() -> None:
-        value: T | None = None
-        failure: BaseException | None = None
+    async def _free(self, hosted: Hosted, runtime: Runtime | None, crew: list[ProcessRunner]) -> None:
         try:
-            value = work()
-        except Exception as error:
-            failure = error
-        except BaseException as error:
-            failure = Internal()
-            failure.__cause__ = error
-        try:
-            loop.call_soon_threadsafe(tell, value, failure)
-        except RuntimeError:
-            return  # the loop is closed
+            await on_a_thread(lambda: free(runtime, crew), "close")
+        except HeadraceError as error:
+            self._meter.failed_to_close(hosted, error)
 
-    threading.Thread(target=go, name=name, daemon=True).start()
-    return await done
+    def _touch(self, hosted: Hosted) -> None:
+        """Tell everybody who keeps a list that a version has changed."""
+        self.generation += 1
+        self._meter.ready(hosted)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _size_of(artifact: Artifact) -> int:
+    return sum(stamp.size for stamp in stamps_of(artifact))

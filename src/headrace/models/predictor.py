@@ -69,7 +69,7 @@ class Predictor:
             names = sorted({model for model, _ in self.host.versions})
             raise ModelNotFound(f"there is no model{shown}; there are {names}", details={"expected": names})
         if version is None:
-            hosted = next((found for found in known if found.state == "ready"), known[0])
+            hosted = next((found for found in known if found.serves), known[0])
         else:
             hosted = next((found for found in known if found.artifact.version == version), None)
         if hosted is None:
@@ -78,7 +78,7 @@ class Predictor:
                 f"model {name!r} has no such version; it has {versions}",
                 details={"model": name, "expected": versions},
             )
-        if hosted.state != "ready":
+        if not hosted.serves:
             raise ModelUnavailable(
                 f"model {name!r} version {hosted.artifact.version}: {hosted.reason}",
                 details={"model": name, "version": hosted.artifact.version, "reason": hosted.reason},
@@ -137,7 +137,7 @@ def _state(hosted: Hosted) -> VersionState:
         version=hosted.artifact.version,
         platform=card.platform if card is not None else "",
         signature=card.signature if card is not None else None,
-        ready=hosted.state == "ready",
+        ready=hosted.ready,
         reason=hosted.reason,
         updated_at_ms=card.created_at_ms if card is not None else None,
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
+from headrace.runtimes import Runtime
+
 __all__ = ["InlineRunner", "Runner", "ThreadRunner"]
 
 
@@ -17,6 +19,14 @@ class Runner(Protocol):
     kind: str
     #: When what runs now began, in the clock's monotonic seconds; None while nothing does. Read from any thread.
     since_s: float | None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """Return what batches run here instead of the version's own runtime; None: that one."""
+
+    @property
+    def alive(self) -> bool:
+        """Return whether a batch handed over now would be run."""
 
     def start(self, run: Callable[[], None], done: Callable[[], None]) -> None:
         """Call `run`, which does not raise, and then `done` on the event loop."""
@@ -29,6 +39,8 @@ class InlineRunner:
     """Runs on the event loop itself: for models that take less time than a change of threads."""
 
     kind = "inline"
+    runtime: Runtime | None = None
+    alive = True
 
     def __init__(self) -> None:
         self.since_s: float | None = None
@@ -46,6 +58,8 @@ class ThreadRunner:
     """Runs on a thread of its own, so that the event loop goes on meanwhile."""
 
     kind = "thread"
+    runtime: Runtime | None = None
+    alive = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self.since_s: float | None = None

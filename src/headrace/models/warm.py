@@ -12,6 +12,7 @@ finds models that mix rows (a softmax over the wrong axis) or that have a batch 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -23,7 +24,7 @@ from headrace.errors import CallerError, HeadraceError, ModelLoadFailed, OutOfMe
 from headrace.runtimes import Artifact, Runtime
 from headrace.tensor import Datatype, Signature, Tensor, TensorSpec
 
-__all__ = ["Warm", "warm_up"]
+__all__ = ["Warm", "make_findable", "warm_up"]
 
 #: What open inner dimensions are tried with, in turn.
 _SIZES = (1, 8, 64, 224)
@@ -47,6 +48,12 @@ class Warm:
     batch_s: float | None = None
     #: What is unproved or denied, and why; "" where all is well.
     note: str = ""
+
+
+def make_findable(artifact: Artifact) -> None:
+    """Let the modules beside the models be found, as `python -m` would, whatever started this process."""
+    if artifact.path is None and artifact.root is not None and str(artifact.root) not in sys.path:
+        sys.path.insert(0, str(artifact.root))
 
 
 def warm_up(runtime: Runtime, artifact: Artifact, *, size_max: int, fast_s: float, clock: Clock) -> Warm:

@@ -101,6 +101,19 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("headrace_busy_seconds_total", "counter", ("model",), "Seconds that runners spent running."),
     MetricRow("headrace_model_ready", "gauge", ("model", "version"), "1 while the version is loaded and warm."),
     MetricRow("headrace_model_load_seconds", "gauge", ("model", "version"), "How long loading and warm-up took."),
+    MetricRow(
+        "headrace_model_memory_bytes",
+        "gauge",
+        ("model", "version"),
+        "Memory that the version takes, as measured when it was loaded; 0 while it is evicted.",
+    ),
+    MetricRow("headrace_model_memory_budget_bytes", "gauge", (), "Memory that all versions together may take."),
+    MetricRow(
+        "headrace_model_evictions_total", "counter", ("model", "version"), "Versions freed because memory was short."
+    ),
+    MetricRow(
+        "headrace_runner_restarts_total", "counter", ("model",), "Runners' processes that are back after they died."
+    ),
     # -- results
     MetricRow(
         "headrace_results_total",
@@ -188,7 +201,17 @@ LINES: tuple[LineRow, ...] = (
     LineRow("model_loaded", "info", ("model", "model_version", "load_ms"), "A version is loaded and warm."),
     LineRow("model_load_failed", "error", ("model", "model_version", "error"), "A version cannot be loaded."),
     LineRow("model_unloaded", "info", ("model", "model_version"), "A version was unloaded."),
+    LineRow(
+        "model_evicted",
+        "info",
+        ("model", "model_version", "idle_s"),
+        "A version was freed because memory was short; the next request to it loads it again.",
+    ),
     LineRow("runner_died", "error", ("model", "model_version", "reason"), "A runner died and will be replaced."),
+    LineRow("runner_back", "info", ("model", "model_version", "pid"), "A runner that died runs again."),
+    LineRow(
+        "runner_given_up", "error", ("model", "model_version", "deaths"), "A runner keeps dying before it is ready."
+    ),
     LineRow(
         "run_failed",
         "error",
