@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.runtimes import Artifact
+from headrace.models.frames import Begin
+from headrace.models.process_runner import ProcessRunner
+from headrace.runtimes import Artifact, Runtime
 from headrace.tensor import Tensor
 from headrace.testing.runtimes import RuntimeSuite
 from runtimes import onnx_files, tensorflow_models, torch_models
@@ -137,3 +139,32 @@ class TestFrozenGraph(TestSavedModel):
 
     def inputs(self, rows: int, rng: random.Random) -> dict[str, Tensor]:
         return {"image:0": super().inputs(rows, rng)["image"]}
+
+
+class _InAProcess:
+    """The same promises hold where the runtime is in a runner's process."""
+
+    @pytest.fixture(autouse=True)
+    def _apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def load(artifact: Artifact, *, threads: int) -> Runtime:
+            begin = Begin.of(artifact, threads=threads, size_max=8, fast_s=0.0003)
+            runner = ProcessRunner(
+                begin, number=0, run_s_max=60, say=lambda line, /, **fields: None, changed=lambda runner: None
+            )
+            runner.open()
+            assert runner.runtime is not None
+            return runner.runtime
+
+        monkeypatch.setattr("headrace.testing.runtimes.load_runtime", load)
+
+
+class TestOnnxInAProcess(_InAProcess, TestOnnx):
+    pass
+
+
+class TestPythonInAProcess(_InAProcess, TestPython):
+    pass
+
+
+class TestPythonTextInAProcess(_InAProcess, TestPythonText):
+    pass

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.runtimes import Artifact, card_files
 
-__all__ = ["FileStamp", "created_at_ms", "digest_of", "files_of", "stamps_of"]
+__all__ = ["FileStamp", "created_at_ms", "digest_of", "files_of", "size_of_files", "stamps_of"]
 
 _CHUNK_BYTES = 1 << 20
 #: What exporters append to a model's file name for the file of its larger tensors.
@@ -55,6 +55,11 @@ def stamps_of(artifact: Artifact) -> tuple[FileStamp, ...]:
             continue
         found.append(FileStamp(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return tuple(found)
+
+
+def size_of_files(artifact: Artifact) -> int:
+    """Return the bytes of its files together."""
+    return sum(stamp.size for stamp in stamps_of(artifact))
 
 
 def digest_of(artifact: Artifact) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.errors import ModelLoadFailed
 from headrace.models.hosted import Hosted
+from headrace.runtimes import Artifact
 
-__all__ = ["in_the_way", "victim"]
+__all__ = ["in_the_way", "no_room", "victim"]
 
 
 def victim(versions: Iterable[Hosted], now_s: float, *, idle_s: float | None) -> Hosted | None:
@@ -24,3 +26,13 @@ def victim(versions: Iterable[Hosted], now_s: float, *, idle_s: float | None) ->
 def in_the_way(versions: Iterable[Hosted], wanted: int, budget: int) -> int:
     """Return by how many bytes what is resident and `wanted` more are over the budget; 0 or less: they fit."""
     return sum(each.memory_bytes for each in versions) + wanted - budget
+
+
+def no_room(artifact: Artifact, wanted: int, versions: Iterable[Hosted], budget: int) -> ModelLoadFailed:
+    """Return the error that says how much was wanted and how much there was."""
+    left = -in_the_way(versions, 0, budget)
+    reason = f"it needs {wanted} bytes, and of {budget} there are {max(0, left)} left"
+    return ModelLoadFailed(
+        f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
+        details={"file": artifact.shown, "reason": reason, "expected": []},
+    )

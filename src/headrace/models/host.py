@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 from headrace.clock import Clock
-from headrace.errors import HeadraceError, Internal, ModelLoadFailed, ModelUnavailable
+from headrace.errors import HeadraceError, Internal, ModelUnavailable
 from headrace.models.batch import BatchSettings
 from headrace.models.batcher import Batcher
 from headrace.models.cards import CardBook
-from headrace.models.digests import stamps_of
-from headrace.models.eviction import in_the_way, victim
+from headrace.models.digests import size_of_files
+from headrace.models.eviction import in_the_way, no_room, victim
 from headrace.models.host_meter import HostMeter, failed_card
 from headrace.models.hosted import Hosted, ModelSettings
 from headrace.models.loading import INLINE_ROW_S, Loader, free, on_a_thread
@@ -91,8 +91,8 @@ class ModelHost:
         self._lock = asyncio.Lock()
         self._waking: set[Hosted] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Replaced versions that still finish what they have; their memory counts.
-        self._leaving: set[Hosted] = set()
+        #: Versions that are not listed, or not yet, and whose memory counts: new ones, and replaced ones that finish.
+        self._beside: set[Hosted] = set()
         self._meter.budget(self.budget)
 
     def named(self, name: str) -> list[Hosted]:
@@ -109,6 +109,8 @@ class ModelHost:
         self._outages.open()
         arriving = [Hosted(artifact) for artifact in artifacts]
         for hosted in arriving:
+            known = self.versions.get((hosted.artifact.name, hosted.artifact.version))
+            hosted.wanted_bytes = known.wanted_bytes if known is not None else 0
             hosted.pinned = self.settings.names(self.settings.pinned, hosted.artifact)
             self.versions.setdefault((hosted.artifact.name, hosted.artifact.version), hosted)
         self.generation += 1
@@ -116,9 +118,9 @@ class ModelHost:
             async with self._lock:
                 old = await self._load(hosted)
             if old is not None:
-                self._leaving.add(old)
+                self._beside.add(old)
                 await self._let_go(old, 30.0)
-                self._leaving.discard(old)
+                self._beside.discard(old)
         return self.versions
 
     async def unload(self, name: str, version: str, *, timeout_s: float = 30.0) -> None:
@@ -197,9 +199,6 @@ class ModelHost:
         self.versions[key] = hosted
         self._touch(hosted)
         self._meter.loaded(hosted, load_s, self._threads())
-        if error is None:
-            # It may have taken more than was thought.
-            await self._make_room(0, hosted)
         return replaced
 
     async def _loaded(self, hosted: Hosted) -> HeadraceError | None:
@@ -208,10 +207,11 @@ class ModelHost:
         span = self._meter.loading(hosted)
         error: HeadraceError | None = None
         try:
-            wanted = hosted.wanted_bytes or await on_a_thread(lambda: _size_of(artifact), "size")
+            wanted = hosted.wanted_bytes or await on_a_thread(lambda: size_of_files(artifact), "size")
             if not await self._make_room(wanted, hosted):
-                raise self._no_room(artifact, wanted)
+                raise no_room(artifact, wanted, self._resident(), self.budget)
             await on_a_thread(lambda: self._loader.load(hosted, self._threads()), f"load-{artifact.name}")
+            await self._fit(hosted)
         except HeadraceError as failure:
             error = failure
         except Exception as failure:
@@ -222,6 +222,19 @@ class ModelHost:
                 span.fail(error)
             span.end()
         return error
+
+    async def _fit(self, hosted: Hosted) -> None:
+        """See that what was loaded fits, now that it is known what it takes. Raises ModelLoadFailed."""
+        hosted.wanted_bytes = hosted.memory_bytes
+        self._beside.add(hosted)
+        try:
+            if not await self._make_room(0, hosted):
+                runtime, crew = hosted.runtime, hosted.crew
+                hosted.runtime, hosted.crew, hosted.memory_bytes = None, [], 0
+                await self._free(hosted, runtime, crew)
+                raise no_room(hosted.artifact, hosted.wanted_bytes, self._resident(), self.budget)
+        finally:
+            self._beside.discard(hosted)
 
     def _begin(self, hosted: Hosted, line: Batcher | None) -> None:
         self._loader.begin(hosted, line)
@@ -316,8 +329,6 @@ class ModelHost:
                     self._refuse_for_now(hosted, batcher, error)
                 self._touch(hosted)
                 self._meter.loaded(hosted, self._clock.monotonic_s() - began_s, self._threads())
-                if error is None:
-                    await self._make_room(0, hosted)
         finally:
             self._waking.discard(hosted)
 
@@ -338,15 +349,7 @@ class ModelHost:
         asyncio.get_running_loop().call_later(_AGAIN_S, let_in)
 
     def _resident(self) -> list[Hosted]:
-        return [*self.versions.values(), *self._leaving]
-
-    def _no_room(self, artifact: Artifact, wanted: int) -> ModelLoadFailed:
-        used = in_the_way(self._resident(), 0, 0)
-        reason = f"it needs {wanted} bytes, and of {self.budget} there are {self.budget - used} left"
-        return ModelLoadFailed(
-            f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
-            details={"file": artifact.shown, "reason": reason, "expected": []},
-        )
+        return list({*self.versions.values(), *self._beside})
 
     # -- letting go -----------------------------------------------------------------------------------------------
 
@@ -385,7 +388,3 @@ class ModelHost:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _size_of(artifact: Artifact) -> int:
-    return sum(stamp.size for stamp in stamps_of(artifact))

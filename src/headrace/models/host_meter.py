@@ -31,9 +31,11 @@ class HostMeter:
 
     def loading(self, hosted: Hosted) -> Span | None:
         """Say that a load begins; return its span, None where nobody takes spans."""
-        named = _named(hosted)
-        self._logs.say("model_loading", **named, runtime=hosted.artifact.runtime)
-        return self._tracer.span("model_loaded", **named) if self._tracer is not None else None
+        artifact = hosted.artifact
+        self._logs.say("model_loading", **_named(hosted), runtime=artifact.runtime)
+        if self._tracer is None:
+            return None
+        return self._tracer.span("model_loaded", model=artifact.name, model_version=artifact.version)
 
     def loaded(self, hosted: Hosted, load_s: float, threads: int) -> None:
         """Say how a load ended: `hosted.error` is why it failed."""
@@ -65,6 +67,7 @@ class HostMeter:
 
     def evicted(self, hosted: Hosted, idle_s: float, freed: int, before: int, after: int) -> None:
         """Say that a version of `freed` bytes was evicted; `before` and `after` are the memory of this process."""
+        self.memory(hosted)
         self._evictions(*_labels(hosted)).add()
         self._logs.say(
             "model_evicted",

@@ -145,7 +145,6 @@ class Loader:
         runtime, warm, artifact = hosted.runtime, hosted.warm, hosted.artifact
         assert runtime is not None and warm is not None
         runners = self._runners(hosted, runtime, warm)
-        hosted.wanted_bytes = hosted.memory_bytes
         hosted.loaded_s = self._clock.monotonic_s()
         if line is not None:
             hosted.batcher = line

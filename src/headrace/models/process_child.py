@@ -37,6 +37,7 @@ def run_runner() -> int:
     for each in STOP_SIGNALS:
         signal.signal(each, _heed_not)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    runtime = None
     with contextlib.suppress(EOFError, OSError):  # the parent has hung up
         begin = receive(line)
         assert isinstance(begin, Begin)
@@ -44,6 +45,7 @@ def run_runner() -> int:
         if runtime is None:
             return 1
         _serve(line, runtime, Region(handles[2]), Region(handles[3]))
+    if runtime is not None:
         with contextlib.suppress(HeadraceError):
             runtime.close()
     return 0

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.errors import HeadraceError, Internal, ModelLoadFailed, ModelUnavailable
+from headrace.errors import HeadraceError, Internal, ModelFailed, ModelLoadFailed, ModelUnavailable
 from headrace.models.frames import VARIABLE, Answer, Begin, Failure, Ready, Region, Run, receive, send
 from headrace.models.runners import ThreadRunner
 from headrace.runtimes import Artifact, Runtime
@@ -132,7 +132,12 @@ class ProcessRunner:
                 child.process.wait()
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-        """Run once, on the calling thread. Raises RunnerDied and what the model's runtime raises."""
+        """Run once, on the calling thread.
+
+        Raises RunnerDied, ModelFailed once it is closed, and what the model's runtime raises.
+        """
+        if self._closing.is_set():
+            raise ModelFailed("the model is closed")
         child = self._child
         if child is None:
             raise self._died(self.outage)
@@ -143,8 +148,8 @@ class ProcessRunner:
         except (EOFError, OSError):
             reason = "the process that ran it died"
         # Nothing is handed to it any more, from now on and not only when its keeper has woken up.
-        self._child = None
-        self.outage = reason
+        if self._child is child:
+            self._child, self.outage = None, reason
         child.kill()
         raise self._died(reason)
 
