@@ -6,6 +6,8 @@ What takes long is called on a thread of its own: loading that hangs must keep n
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,7 +25,7 @@ from headrace.models.meter import BatchMeter
 from headrace.models.process_runner import ProcessRunner
 from headrace.models.runners import InlineRunner, Runner, ThreadRunner
 from headrace.models.warm import Warm, make_findable, warm_up
-from headrace.runtimes import Artifact, Runtime, load_runtime
+from headrace.runtimes import RUNTIMES, Artifact, Runtime, load_runtime
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import Tracer
@@ -97,6 +99,9 @@ class Loader:
     def _load_here(self, hosted: Hosted, threads: int) -> None:
         artifact, card = hosted.artifact, hosted.card
         assert card is not None
+        # What the library itself takes stays when the model goes, and is not counted as the first model's.
+        with contextlib.suppress(ImportError, LookupError):  # which `load_runtime` will say better
+            importlib.import_module(RUNTIMES[artifact.runtime].module)
         before = resident_bytes()
         runtime = load_runtime(artifact, threads=threads)
         try:
