@@ -18,7 +18,7 @@ from headrace.models.memory import resident_bytes
 from headrace.models.predictor import Predictor
 from headrace.runtimes import Artifact
 from headrace.tensor import InferAnswer
-from models.kit import Told, host, request
+from models.kit import Told, host, predictor, python_model, request
 from runtimes import onnx_files
 
 pytestmark = pytest.mark.timeout(120)
@@ -235,6 +235,36 @@ async def until(happened: Callable[[], bool], clock: ManualClock) -> None:
         while not happened():
             await clock.advance(5)
             await asyncio.sleep(0.01)
+
+
+async def test_nobody_is_evicted_in_the_middle_of_a_run_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.models.host._EVICT_S", 0.05)
+    door = await predictor(python_model("slow"))
+    running = door.submit(request([[0.5]], model="slow"))
+    while door.progress().running_since_s is None:
+        await asyncio.sleep(0)
+    evicting = asyncio.ensure_future(door.host.evict("slow", "1"))
+    await asyncio.sleep(0)
+    waiting = door.submit(request([[0.0]], model="slow"))
+    assert await evicting is False
+    assert hosted_of(door, "slow").state == "ready"
+    assert (await running).outputs["y"].shape == (await waiting).outputs["y"].shape
+    await door.submit(request([[0.0]], model="slow"))
+    await door.close()
+
+
+async def test_what_came_during_an_eviction_is_answered_after_it() -> None:
+    told = Told()
+    door = await predictor(python_model("slow"), told=told)
+    running = door.submit(request([[0.2]], model="slow"))
+    while door.progress().running_since_s is None:
+        await asyncio.sleep(0)
+    evicting = asyncio.ensure_future(door.host.evict("slow", "1"))
+    waiting = [door.submit(request([[0.0]], model="slow")) for _ in range(5)]
+    assert await evicting is True
+    await asyncio.gather(running, *waiting)
+    assert told.log().count('"event":"model_loaded"') == 2
+    await door.close()
 
 
 # -- reloading -----------------------------------------------------------------------------------------------------

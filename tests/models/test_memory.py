@@ -34,7 +34,8 @@ def test_the_limit_is_the_containers_wherever_it_is_set(tmp_path: Path) -> None:
     root = container(tmp_path, str(512 * MIB))
     assert memory_limit(root) == 512 * MIB
     assert budget_of(0, root) == int(0.8 * 512 * MIB)
-    assert budget_of(7, root) == 7
+    assert budget_of(0, root, processes=4) == int(0.2 * 512 * MIB)
+    assert budget_of(7, root, processes=4) == 7
 
 
 def test_version_1_counts_too_and_its_number_for_none_does_not(tmp_path: Path) -> None:

@@ -174,28 +174,70 @@ def test_a_slow_model_is_run_no_more_often_than_it_must() -> None:
 
     runtime = Scripted(call)
     found = warm(runtime, fast_s=0.0003)
-    assert runtime.sizes == [1, 1, 2, 1]
+    assert runtime.sizes == [1, 1, 2]
     assert found.row_s is not None and found.row_s >= 0.06
     assert found.batch_s is None
 
 
-class _Steps(SystemClock):
-    """A clock that runs move on."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
+# -- samples that lie beside it ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cold_s", "row_s"), [(0.2, 0.001), (2.0, 2.0)])
-def test_a_first_run_that_was_only_cold_is_not_taken_for_the_time_of_a_row(cold_s: float, row_s: float) -> None:
-    clock = _Steps()
+def beside(folder: Path, text: str, model: Any = None) -> tuple[Runtime, Artifact]:
+    path = onnx_files.save(model if model is not None else onnx_files.identity(), folder / "m" / "1" / "model.onnx")
+    (path.parent / "samples.json").write_text(text)
+    versioned = Artifact("m", "1", "onnx", path, root=folder / "m")
+    return load_runtime(versioned, threads=1), versioned
 
-    def call(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-        clock.now_s += 0.001 if clock.now_s else cold_s
-        return echo(inputs, outputs)
 
-    found = warm_up(Scripted(call), artifact(), size_max=64, fast_s=0.0, clock=clock)
-    assert found.row_s == pytest.approx(row_s)
+def sample(rows: str, shape: str, datatype: str = "FP32") -> str:
+    return f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": {shape}, "data": {rows}}}]}}'
+
+
+def warm_with(runtime: Runtime, versioned: Artifact) -> Warm:
+    return warm_up(runtime, versioned, size_max=8, fast_s=1.0, clock=SystemClock())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [sample("[1, 2, 3, 4, 5, 6]", "[2, 3]"), f"[{sample('[1, 2, 3]', '[1, 3]')}, {sample('[4, 5, 6]', '[1, 3]')}]"],
+)
+def test_given_samples_are_run_instead_of_made_up_inputs(tmp_path: Path, text: str) -> None:
+    runtime = Scripted()
+    path = tmp_path / "m.samples.json"
+    path.write_text(text)
+    found = warm_up(runtime, artifact(tmp_path / "m.onnx"), size_max=8, fast_s=1.0, clock=SystemClock())
+    assert found.batchable and not found.note and found.batch_s is not None
+    rows = {tuple(row) for call in runtime.calls for row in call["x"]}
+    assert rows == {(1, 2, 3), (4, 5, 6)}
+
+
+def test_a_model_that_made_up_inputs_cannot_try_is_proved_by_a_sample(tmp_path: Path) -> None:
+    model = onnx_files.reshape_each_row()
+    path = onnx_files.save(model, tmp_path / "m" / "1" / "model.onnx")
+    versioned = Artifact("m", "1", "onnx", path, root=tmp_path / "m")
+    with pytest.raises(ModelLoadFailed, match="its first run failed"):
+        warm_with(load_runtime(versioned, threads=1), versioned)
+    runtime, versioned = beside(tmp_path, sample("[3, 3]", "[2]", "INT64"), model)
+    assert warm_with(runtime, versioned).batchable
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("nonsense", "sample 1"),
+        (sample("[1, 2]", "[1, 2]"), "sample 1: input 'x': expected shape"),
+        (f"[{sample('[1, 2, 3]', '[1, 3]')}, 7]", "sample 2"),
+        (sample("[]", "[0, 3]"), "hold no row"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_a_reason_not_to_load(tmp_path: Path, text: str, reason: str) -> None:
+    runtime, versioned = beside(tmp_path, text)
+    with pytest.raises(ModelLoadFailed, match=reason) as caught:
+        warm_with(runtime, versioned)
+    assert str(tmp_path) not in f"{caught.value.message} {caught.value.details}"
+
+
+def test_a_sample_on_which_it_fails_is_a_reason_not_to_load(tmp_path: Path) -> None:
+    runtime, versioned = beside(tmp_path, sample("[5]", "[1]", "INT64"), onnx_files.reshape_each_row())
+    with pytest.raises(ModelLoadFailed, match="its first run failed"):
+        warm_with(runtime, versioned)

@@ -63,14 +63,14 @@ class ModelHost:
     ) -> None:
         """Host nothing yet. `workers` processes share the CPU quota; each version's card is written to `book`.
 
-        `apart` allows runners that are processes.
+        `apart` allows runners that are processes; the workers are then this host's, and all memory is too.
         """
         self.settings = settings
         self.versions: dict[tuple[str, str], Hosted] = {}
         #: Grows with every change of state, for whoever keeps a list of them.
         self.generation = 0
         #: Bytes that all versions together may take.
-        self.budget = budget_of(settings.memory_bytes_max)
+        self.budget = budget_of(settings.memory_bytes_max, processes=1 if apart else workers)
         self._clock = clock
         self._logs = logs
         self._meter = HostMeter(metrics, logs, tracer, book)

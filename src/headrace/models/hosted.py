@@ -57,7 +57,10 @@ class ModelSettings:
     require_all: bool = setting(True, "Whether one model that failed to load makes the service not ready.")
     links: bool = setting(False, "Whether links may lead out of a model's folder.")
     memory_bytes_max: int = setting(
-        0, "Memory that all loaded versions may take; 0: 80 % of what the container, or else the machine, has.", min=0
+        0,
+        "Memory that the loaded versions of one host may take; 0: 80 % of what the container, or else the machine, "
+        "has, divided among the inference processes.",
+        min=0,
     )
     idle_ttl_s: float = setting(
         600.0, "A version unused for so long is evicted when memory is short; the next request loads it again.", min=0

@@ -24,9 +24,9 @@ SHARE = 0.8
 _TIGHT = 0.95
 
 
-def budget_of(bytes_max: int, root: Path = Path("/")) -> int:
-    """Return the bytes that all models together may take; `bytes_max` if that is set."""
-    return bytes_max or int(SHARE * memory_limit(root))
+def budget_of(bytes_max: int, root: Path = Path("/"), *, processes: int = 1) -> int:
+    """Return the bytes that all models of one of so many processes may take; `bytes_max` if that is set."""
+    return bytes_max or int(SHARE * memory_limit(root) / max(1, processes))
 
 
 def memory_limit(root: Path = Path("/")) -> int:

@@ -6,6 +6,8 @@ dimension is fixed and there is no text, a version that cannot run on zeros is b
 sizes or text were invented, or where the version itself calls the value unfit, the failure says little: it goes
 live unproved, and a note says so. Out of memory is always a failure.
 
+Where samples lie beside the model (see `samples`), all of them are run, and one that fails is always a failure.
+
 Rows run together only where that is proved: two different rows must get the same answers together as apart. This
 finds models that mix rows (a softmax over the wrong axis) or that have a batch of 1 built in.
 """
@@ -20,7 +22,8 @@ from statistics import median
 import numpy as np
 
 from headrace.clock import Clock
-from headrace.errors import CallerError, HeadraceError, ModelLoadFailed, OutOfMemory
+from headrace.errors import CallerError, HeadraceError, ModelFailed, ModelLoadFailed, OutOfMemory
+from headrace.models.samples import samples_of
 from headrace.runtimes import Artifact, Runtime
 from headrace.tensor import Datatype, Signature, Tensor, TensorSpec
 
@@ -62,18 +65,19 @@ def warm_up(runtime: Runtime, artifact: Artifact, *, size_max: int, fast_s: floa
     Models faster than `fast_s` a row are measured at `size_max` rows too. Raises ModelLoadFailed.
     """
     signature = runtime.signature
-    guessing = _guessing(signature)
-    tried = _first_run(runtime, guessing, clock)
+    samples = samples_of(artifact, signature)
+    guessing = not samples and _guessing(signature)
+    tried = _try_samples(runtime, samples, clock) if samples else _first_run(runtime, guessing, clock)
     if isinstance(tried, HeadraceError):
         reason = f"its first run failed: {tried}"
-        if isinstance(tried, OutOfMemory) or not (guessing or isinstance(tried, CallerError)):
+        if isinstance(tried, OutOfMemory) or samples or not (guessing or isinstance(tried, CallerError)):
             raise ModelLoadFailed(
                 f"model {artifact.name!r} cannot be loaded: {artifact.shown}: {reason}",
                 details={**tried.details, "file": artifact.shown, "reason": reason},
             ) from tried
         return Warm(signature.batchable, note=f"it could not be tried with made-up inputs: {tried}")
-    size, row_s = tried.size, tried.run_s
-    _mend(runtime, size)
+    tried = _mend(runtime, tried)
+    row_s = tried.run_s
     denied = _denied(runtime, tried) if runtime.signature.batchable and size_max > 1 else ""
     batchable = runtime.signature.batchable and not denied
     batch_s = None
@@ -82,9 +86,9 @@ def warm_up(runtime: Runtime, artifact: Artifact, *, size_max: int, fast_s: floa
         row_s = min(row_s, _timed(runtime, _made_up(runtime.signature, 1, size), clock, runs_max=1))
     # A slow model is not run again only to know more precisely how slow it is.
     if row_s < _TIMING_S_MAX:
-        row_s = _timed(runtime, _made_up(runtime.signature, 1, size), clock)
+        row_s = _timed(runtime, tried.inputs, clock)
     if batchable and row_s < fast_s and size_max > 1:
-        batch_s = _timed(runtime, _made_up(runtime.signature, size_max, size), clock)
+        batch_s = _timed(runtime, _repeated(tried.inputs, size_max), clock)
     return Warm(batchable, row_s, batch_s, denied)
 
 
@@ -92,8 +96,10 @@ def warm_up(runtime: Runtime, artifact: Artifact, *, size_max: int, fast_s: floa
 class _Tried:
     """The first run that worked."""
 
-    #: What open inner dimensions were set to.
-    size: int
+    #: One row, where rows may run together; all of the first sample else.
+    inputs: dict[str, Tensor]
+    #: Another row of the same shape, to be run beside it.
+    other: dict[str, Tensor]
     outputs: dict[str, Tensor]
     run_s: float
 
@@ -113,8 +119,10 @@ def _first_run(runtime: Runtime, guessing: bool, clock: Clock) -> _Tried | Headr
     for size in _SIZES if guessing else _SIZES[:1]:
         began_s = clock.monotonic_s()
         try:
-            outputs = _run(runtime, _made_up(runtime.signature, 1, size))
-            return _Tried(size, outputs, clock.monotonic_s() - began_s)
+            inputs = _made_up(runtime.signature, 1, size)
+            outputs = _run(runtime, inputs)
+            run_s = clock.monotonic_s() - began_s
+            return _Tried(inputs, _made_up(runtime.signature, 1, size, other=True), outputs, run_s)
         except OutOfMemory as error:
             return error
         except HeadraceError as error:
@@ -123,21 +131,44 @@ def _first_run(runtime: Runtime, guessing: bool, clock: Clock) -> _Tried | Headr
     return first
 
 
-def _mend(runtime: Runtime, size: int) -> None:
+def _try_samples(runtime: Runtime, samples: list[dict[str, Tensor]], clock: Clock) -> _Tried | HeadraceError:
+    """Run every sample; return the first failure, or what the first row of the first one gave."""
+    signature = runtime.signature
+    try:
+        for inputs in samples:
+            _run(runtime, inputs)
+        first = samples[0]
+        others = [*samples[1:], first]
+        if signature.batchable:
+            rows = [_row(inputs, place) for inputs in samples for place in range(min(2, _rows_in(inputs)))]
+            if not rows:
+                return ModelFailed("the samples hold no row")
+            first, others = rows[0], [*rows[1:], rows[0]]
+        shapes = {name: tensor.shape for name, tensor in first.items()}
+        other = next(each for each in others if {name: tensor.shape for name, tensor in each.items()} == shapes)
+        began_s = clock.monotonic_s()
+        outputs = _run(runtime, first)
+        return _Tried(first, other, outputs, clock.monotonic_s() - began_s)
+    except HeadraceError as error:
+        return error
+
+
+def _mend(runtime: Runtime, tried: _Tried) -> _Tried:
     """Open the first dimension of outputs that are declared fixed but follow the rows.
 
     Exporters of tree ensembles declare `[1]` and return one entry a row.
     """
     signature = runtime.signature
     if signature.batchable or not all(spec.shape[:1] == (-1,) for spec in signature.inputs):
-        return
+        return tried
     open_inputs = Signature(signature.inputs, ())
     if not open_inputs.batchable:
-        return
+        return tried
     try:
-        counts = [_run(runtime, _made_up(open_inputs, rows, size)) for rows in (1, 2)]
+        one = _row(tried.inputs, 0)
+        counts = [_run(runtime, _repeated(one, rows)) for rows in (1, 2)]
     except HeadraceError:
-        return
+        return tried
     mended = []
     for spec in signature.outputs:
         follows = all(
@@ -146,12 +177,13 @@ def _mend(runtime: Runtime, size: int) -> None:
         )
         mended.append(TensorSpec(spec.name, spec.datatype, (-1, *spec.shape[1:])) if follows else spec)
     runtime.signature = Signature(signature.inputs, tuple(mended))
+    # From now on it has rows, and one of them is what is run beside another.
+    return _Tried(one, _row(tried.other, 0), counts[0], tried.run_s)
 
 
 def _denied(runtime: Runtime, tried: _Tried) -> str:
     """Return why rows must not run together; "" where it is proved that they may."""
-    signature = runtime.signature
-    rows = [_made_up(signature, 1, tried.size), _made_up(signature, 1, tried.size, other=True)]
+    rows = [tried.inputs, tried.other]
     apart = [tried.outputs, tried.outputs]
     try:
         apart[1] = _run(runtime, rows[1])
@@ -200,6 +232,18 @@ def _made_up(signature: Signature, rows: int, size: int, *, other: bool = False)
             array = np.full(shape, value, dtype=spec.datatype.numpy)
         made[spec.name] = Tensor(spec.datatype, array)
     return made
+
+
+def _rows_in(inputs: Mapping[str, Tensor]) -> int:
+    return next(iter(inputs.values())).rows
+
+
+def _row(inputs: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+    return {name: Tensor(tensor.datatype, tensor.array[place : place + 1]) for name, tensor in inputs.items()}
+
+
+def _repeated(inputs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    return {name: Tensor(t.datatype, np.concatenate([t.array] * rows)) for name, t in inputs.items()}
 
 
 def _run(runtime: Runtime, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
