@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.errors import ModelFailed, ModelUnavailable
+from headrace.errors import Internal, ModelFailed, ModelUnavailable
 from headrace.models.batch import BatchSettings
 from headrace.models.host import ModelSettings
 from headrace.models.predictor import Predictor
@@ -134,6 +134,28 @@ async def test_which_runner_it_is_follows_the_settings(settings: dict[str, Any],
 async def test_where_processes_are_not_wanted_there_are_none() -> None:
     door = await predictor(python_model("echo"), settings=ModelSettings(runner="process", processes=("echo",)))
     assert door.pick("echo").batcher.runner == "thread"  # type: ignore[union-attr]
+    await door.close()
+
+
+@pytest.mark.parametrize(
+    "raising",
+    ["ValueError(b'\\xff'.decode(errors='surrogateescape'))", "SystemExit(3)", "KeyboardInterrupt()", "_Dumb()"],
+)
+async def test_whatever_it_raises_its_process_stays(tmp_path: Path, raising: str) -> None:
+    text = (
+        "class _Dumb(Exception):\n    def __str__(self):\n        raise RuntimeError('no words')\n"
+        + DECLARED
+        + f"    if inputs['x'][0, 0] == 666:\n        raise {raising}\n"
+        + "    return inputs['x']\n"
+    )
+    artifact = module(tmp_path, "headrace_made_up_rude", text)
+    told = Told()
+    door = await door_to(artifact, told=told)
+    pid = pid_of(door, artifact.name)
+    with pytest.raises((ModelFailed, Internal)):
+        await door.submit(request([[666, 0, 0]], model=artifact.name))
+    assert got(await door.submit(request([[1, 2, 3]], model=artifact.name))) == [[1, 2, 3]]
+    assert pid_of(door, artifact.name) == pid and "runner_died" not in told.log()
     await door.close()
 
 

@@ -23,6 +23,9 @@ from headrace.supervise.heartbeat import STOP_SIGNALS
 
 __all__ = ["run_runner"]
 
+#: The end of a traceback says what happened; a deep one may be longer than any log wants.
+_TRACE_CHARS_MAX = 20_000
+
 
 def run_runner() -> int:
     """Serve the parent until it has gone or hung up; return the exit code."""
@@ -92,7 +95,9 @@ def _run(runtime: Runtime, run: Run, given: Region, made: Region) -> Answer | Fa
 
 
 def _failure(error: BaseException) -> Failure:
-    trace = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))[-_TRACE_CHARS_MAX:]
+    # What is raised may hold half a surrogate pair, which no frame can carry.
+    trace = text.encode("utf-8", "backslashreplace").decode()
     if isinstance(error, HeadraceError):
         return failure_of(error, trace)
     if isinstance(error, MemoryError):
