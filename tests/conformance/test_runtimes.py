@@ -146,8 +146,8 @@ class _InAProcess:
 
     @pytest.fixture(autouse=True)
     def _apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def load(artifact: Artifact, *, threads: int) -> Runtime:
-            begin = Begin.of(artifact, threads=threads, size_max=8, fast_s=0.0003)
+        def load(artifact: Artifact, *, threads: int, device: str = "auto") -> Runtime:
+            begin = Begin.of(artifact, threads=threads, device=device, size_max=8, fast_s=0.0003)
             runner = ProcessRunner(
                 begin, number=0, run_s_max=60, say=lambda line, /, **fields: None, changed=lambda runner: None
             )

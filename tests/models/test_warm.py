@@ -174,9 +174,31 @@ def test_a_slow_model_is_run_no_more_often_than_it_must() -> None:
 
     runtime = Scripted(call)
     found = warm(runtime, fast_s=0.0003)
-    assert runtime.sizes == [1, 1, 2]
+    assert runtime.sizes == [1, 1, 2, 1]
     assert found.row_s is not None and found.row_s >= 0.06
     assert found.batch_s is None
+
+
+class _Steps(SystemClock):
+    """A clock that runs move on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(("cold_s", "row_s"), [(0.2, 0.001), (2.0, 2.0)])
+def test_a_first_run_that_was_only_cold_is_not_taken_for_the_time_of_a_row(cold_s: float, row_s: float) -> None:
+    clock = _Steps()
+
+    def call(inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
+        clock.now_s += 0.001 if clock.now_s else cold_s
+        return echo(inputs, outputs)
+
+    found = warm_up(Scripted(call), artifact(), size_max=64, fast_s=0.0, clock=clock)
+    assert found.row_s == pytest.approx(row_s)
 
 
 # -- samples that lie beside it ------------------------------------------------------------------------------------

@@ -72,11 +72,12 @@ class Begin(msgspec.Struct, tag="begin", kw_only=True):
     digest: str
     root: str | None
     threads: int
+    device: str
     size_max: int
     fast_s: float
 
     @classmethod
-    def of(cls, artifact: Artifact, *, threads: int, size_max: int, fast_s: float) -> Begin:
+    def of(cls, artifact: Artifact, *, threads: int, device: str, size_max: int, fast_s: float) -> Begin:
         """Return the frame for an artifact."""
         return cls(
             name=artifact.name,
@@ -88,6 +89,7 @@ class Begin(msgspec.Struct, tag="begin", kw_only=True):
             digest=artifact.digest,
             root=None if artifact.root is None else str(artifact.root.absolute()),
             threads=threads,
+            device=device,
             size_max=size_max,
             fast_s=fast_s,
         )
@@ -110,6 +112,7 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """It is loaded and warm (child to parent, once); what the first runs showed, as `Warm` has it."""
 
     platform: str
+    device: str
     signature: dict[str, Any]
     concurrent: bool
     batchable: bool

@@ -50,6 +50,7 @@ class HostMeter:
             **_named(hosted),
             load_ms=round(load_s * 1000, 1),
             threads=threads,
+            device=hosted.runtime.device if hosted.runtime is not None else None,
             runner=hosted.batcher.runner,
             batchable=hosted.batcher.batchable,
             row_ms=None if row_s is None else round(row_s * 1000, 3),

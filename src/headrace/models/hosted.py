@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -10,7 +11,7 @@ from headrace.models.batcher import Batcher
 from headrace.models.cards import Card
 from headrace.models.process_runner import ProcessRunner
 from headrace.models.warm import Warm
-from headrace.runtimes import Artifact, Runtime
+from headrace.runtimes import DEVICE, Artifact, Runtime
 from headrace.settings import setting
 
 __all__ = ["RUNNERS", "Hosted", "ModelSettings"]
@@ -27,6 +28,11 @@ class ModelSettings:
 
     threads: int = setting(
         0, "Threads that one run may use; 0: the CPU quota, divided among processes and models.", min=0, max=1024
+    )
+    device: str = setting(
+        "auto",
+        "Where models run: `auto` (a GPU if its runtime finds one), `cpu`, `cuda` or `cuda:N`; what is named must be "
+        "there. The card beside a model goes before it.",
     )
     runner: str = setting(
         "auto",
@@ -66,6 +72,11 @@ class ModelSettings:
         600.0, "A version unused for so long is evicted when memory is short; the next request loads it again.", min=0
     )
     pinned: tuple[str, ...] = setting((), "Models (`NAME` or `NAME/VERSION`) that are never evicted.")
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield what one field alone cannot tell."""
+        if not DEVICE.fullmatch(self.device):
+            yield "device", "wanted auto, cpu, cuda or cuda:N"
 
     def names(self, listed: tuple[str, ...], artifact: Artifact) -> bool:
         """Return whether an artifact is among those listed."""

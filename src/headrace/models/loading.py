@@ -103,7 +103,7 @@ class Loader:
         with contextlib.suppress(ImportError, LookupError):  # which `load_runtime` will say better
             importlib.import_module(RUNTIMES[artifact.runtime].module)
         before = resident_bytes()
-        runtime = load_runtime(artifact, threads=threads)
+        runtime = load_runtime(artifact, threads=threads, device=self._settings.device)
         try:
             warm = warm_up(runtime, artifact, size_max=self._batch.size_max, fast_s=INLINE_ROW_S, clock=self._clock)
             kind = self._kind(artifact, runtime, warm)
@@ -122,7 +122,13 @@ class Loader:
         hosted.runtime, hosted.warm = runtime, warm
 
     def _load_apart(self, hosted: Hosted, threads: int) -> None:
-        begin = Begin.of(hosted.artifact, threads=threads, size_max=self._batch.size_max, fast_s=INLINE_ROW_S)
+        begin = Begin.of(
+            hosted.artifact,
+            threads=threads,
+            device=self._settings.device,
+            size_max=self._batch.size_max,
+            fast_s=INLINE_ROW_S,
+        )
         crew: list[ProcessRunner] = []
         try:
             for number in range(self._settings.runners):

@@ -58,7 +58,7 @@ def _load(line: socket.socket, begin: Begin) -> Runtime | None:
     artifact = begin.artifact
     make_findable(artifact)
     try:
-        runtime = load_runtime(artifact, threads=begin.threads)
+        runtime = load_runtime(artifact, threads=begin.threads, device=begin.device)
         warm = warm_up(runtime, artifact, size_max=begin.size_max, fast_s=begin.fast_s, clock=SystemClock())
     except BaseException as error:
         send(line, _failure(error))
@@ -66,6 +66,7 @@ def _load(line: socket.socket, begin: Begin) -> Runtime | None:
     give_back()
     ready = Ready(
         platform=runtime.platform,
+        device=runtime.device,
         signature=runtime.signature.to_json(),
         concurrent=runtime.concurrent,
         batchable=warm.batchable,

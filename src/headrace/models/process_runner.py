@@ -240,6 +240,10 @@ class _Remote(Runtime):
         return self._ready.platform
 
     @property
+    def device(self) -> str:  # type: ignore[override]
+        return self._ready.device
+
+    @property
     def signature(self) -> Signature:  # type: ignore[override]
         return Signature.from_json(self._ready.signature)
 

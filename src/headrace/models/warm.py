@@ -83,7 +83,7 @@ def warm_up(runtime: Runtime, artifact: Artifact, *, size_max: int, fast_s: floa
     batch_s = None
     if _TIMING_S_MAX <= row_s < _COLD_S_MAX:
         # Some runtimes (TensorFlow) take 100 ms for a first run and 1 ms for a second.
-        row_s = min(row_s, _timed(runtime, _made_up(runtime.signature, 1, size), clock, runs_max=1))
+        row_s = min(row_s, _timed(runtime, tried.inputs, clock, runs_max=1))
     # A slow model is not run again only to know more precisely how slow it is.
     if row_s < _TIMING_S_MAX:
         row_s = _timed(runtime, tried.inputs, clock)
