@@ -11,6 +11,7 @@ from headrace.assembly.inference import find_models
 from headrace.assembly.instance import BOUND, ORPHANS, CannotStart, Instance, beside, engines, first_of
 from headrace.brokers import Broker
 from headrace.errors import HeadraceError
+from headrace.models.batcher import BatchSettings
 from headrace.models.cards import CardBook
 from headrace.models.host import ModelSettings
 from headrace.services.catalog import Catalog
@@ -50,6 +51,7 @@ async def ingest(instance: Instance) -> int:
             clock,
             tracer=instance.tracer,
             scrape=_scrape(instance, store),
+            rows_max=settings[BatchSettings].size_max,
         )
         metrics.watch_disk(settings[RootSettings].data)
         retention = Retention(broker, store, settings[ResultSettings], clock=clock, metrics=metrics, logs=logs)

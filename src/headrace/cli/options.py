@@ -10,6 +10,7 @@ from headrace.assembly import load_settings
 from headrace.settings import Settings
 
 __all__ = [
+    "AdminPort",
     "Broker",
     "Config",
     "Data",
@@ -34,6 +35,10 @@ Models = Annotated[
 ]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.", show_default="127.0.0.1")]
 Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.", show_default="8000")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option("--admin-port", help="Port of the admin listener, on loopback: load and unload.", show_default="none"),
+]
 Workers = Annotated[
     int | None,
     typer.Option("--workers", help="Runners (serve) or inference processes (up).", show_default="1"),

@@ -11,6 +11,7 @@ import typer
 from headrace.assembly import run_service
 from headrace.assembly.child import service_main
 from headrace.cli.options import (
+    AdminPort,
     Broker,
     Config,
     Data,
@@ -34,6 +35,7 @@ def serve(
     models: Models,
     host: Host = None,
     port: Port = None,
+    admin_port: AdminPort = None,
     workers: Workers = None,
     model_path: ModelPath = None,
     strict: Strict = False,
@@ -41,7 +43,15 @@ def serve(
     log_level: LogLevel = None,
 ) -> None:
     """Serve models over the short road: requests are answered at once, by this process."""
-    settings = settings_of(config, host=host, port=port, workers=workers, model_path=model_path, log_level=log_level)
+    settings = settings_of(
+        config,
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        workers=workers,
+        model_path=model_path,
+        log_level=log_level,
+    )
 
     def announce(url: str) -> None:
         typer.echo(f"Ready at {url}   (try {url}/health  {url}/docs  {url}/metrics)")

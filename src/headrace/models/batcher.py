@@ -18,6 +18,7 @@ from headrace.models.batch import Batch, BatchSettings, Pending, Progress, copy_
 from headrace.models.line import WaitingLine
 from headrace.models.meter import BatchMeter
 from headrace.models.runners import Runner, ThreadRunner
+from headrace.models.statistics import Statistics
 from headrace.runtimes import Runtime, WrongRows
 from headrace.telemetry.trace import TraceContext
 from headrace.tensor import InferRequest
@@ -82,6 +83,11 @@ class Batcher(WaitingLine):
     def runner(self) -> str:
         """Return the kind of runner in use: inline, thread or process."""
         return self._kind
+
+    @property
+    def statistics(self) -> Statistics:
+        """Return what was done since this version was loaded."""
+        return self._meter.statistics
 
     @property
     def running(self) -> int:
@@ -278,10 +284,12 @@ class Batcher(WaitingLine):
                 if not pending.done():
                     pending.set_result(answer)
             self._meter.succeeded(len(members))
+            self._meter.statistics.answered(len(members), batch.rows, _waited_s(members), run_s, self._clock.now_ms())
         elif len(members) == 1 or isinstance(error, WrongRows | ModelUnavailable):
             # After a wrong number of rows nobody can say whose are missing; alone, it would be luck. And what killed
             # a runner's process is not handed to another one.
             self._meter.failed(error, len(members))
+            self._meter.statistics.refused(len(members), _waited_s(members), run_s)
             for pending in members:
                 pending.refuse(error)
         else:
@@ -354,3 +362,7 @@ class Batcher(WaitingLine):
                 pending.refuse(error)
         for runner in self._runners:
             runner.stop()
+
+
+def _waited_s(members: list[Pending]) -> float:
+    return sum([pending.queue_time_ms or 0.0 for pending in members]) / 1000

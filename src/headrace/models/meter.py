@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.clock import Clock
 from headrace.errors import HeadraceError
+from headrace.models.statistics import Statistics
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import Span, TraceContext, Tracer
@@ -40,6 +41,7 @@ class BatchMeter:
         self._retries = metrics.counter("headrace_batch_retries_total")(model)
         self._outcomes = metrics.counter("headrace_inferences_total")
         self._succeeded = self._outcomes(model, version, "succeeded")
+        self.statistics = Statistics()
         self._told_s: float | None = None
         self._untold = 0
 

@@ -19,12 +19,14 @@ from headrace.errors import (
     NotReady,
     RequestNotFound,
 )
+from headrace.models.statistics import Statistics
 from headrace.services.door import Door
 from headrace.telemetry.exposition import Exposition
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Metrics
 from headrace.telemetry.trace import Tracer
-from headrace.web import docs, health, oip, predict, requests
+from headrace.web import docs, health, oip, predict, requests, tfserving, torchserve, triton
+from headrace.web.compress import compressed
 from headrace.web.errors import error_answer
 from headrace.web.exchange import Answer, Bodies, ClientGone, Exchange, Receive, Scope, Send
 from headrace.web.headers import legal_request_id
@@ -47,9 +49,17 @@ LINGER_S_MAX = 2.0
 UNREAD_BYTES_KEPT = 16 * 1024
 
 #: Everything that is served on the data listener, but for the pages that describe it.
-ROUTES: tuple[Route, ...] = (*predict.ROUTES, *oip.ROUTES, *requests.ROUTES, *health.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *predict.ROUTES,
+    *oip.ROUTES,
+    *triton.ROUTES,
+    *tfserving.ROUTES,
+    *torchserve.ROUTES,
+    *requests.ROUTES,
+    *health.ROUTES,
+)
 
-_ALWAYS_SERVED = {"/v2/health/live", "/v2/health/ready", "/health", "/metrics"}
+_ALWAYS_SERVED = {"/v2/health/live", "/v2/health/ready", "/health", "/metrics", "/ping"}
 
 
 def create_app(
@@ -62,11 +72,14 @@ def create_app(
     tracer: Tracer | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
     more: Sequence[Route] = (),
+    statistics: Callable[[str, str], Statistics | None] | None = None,
+    rows_max: int = 0,
 ) -> App:
     """Return the application of the data listener.
 
     `scrape` renders /metrics where siblings' numbers belong in it too; by default it is this process's own.
-    `more` are routes of other protocols.
+    `more` are routes of other protocols. `statistics` finds those of a version that runs in this process, and
+    `rows_max` is the most rows run together.
     """
     exposition = Exposition(metrics, clock)
 
@@ -74,7 +87,17 @@ def create_app(
         return exposition.render()
 
     routes = (*ROUTES, *more)
-    site = Site(door, settings, metrics, logs, clock, tracer or Tracer(clock), scrape or own)
+    site = Site(
+        door,
+        settings,
+        metrics,
+        logs,
+        clock,
+        tracer or Tracer(clock),
+        scrape or own,
+        statistics=statistics,
+        rows_max=rows_max,
+    )
     app = App(site, (*routes, *docs.routes_of_documents(routes)))
     metrics.gauge("headrace_http_in_flight")().read = lambda: float(len(app.inflight))
     return app
@@ -141,7 +164,7 @@ class App:
         """Return the answer, an error's too; None where nobody is there to read it."""
         try:
             route = self._route(exchange)
-            return await route.handler(self.site, exchange)
+            return await compressed(exchange, await route.handler(self.site, exchange))
         except HeadraceError as error:
             exchange.error = error
             return error_answer(error, exchange.request_id)

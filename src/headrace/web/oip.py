@@ -12,7 +12,6 @@ import msgspec
 
 from headrace import __version__
 from headrace.errors import InvalidJson, InvalidRequest
-from headrace.services.door import ModelState
 from headrace.tensor import RequestedOutput, decode_request, encode_answer
 from headrace.web.call import PARAMETERS, through
 from headrace.web.exchange import Answer, Exchange
@@ -22,7 +21,7 @@ from headrace.web.predict import signature_of
 from headrace.web.routes import Doc, Parameter, Route
 from headrace.web.site import Site
 
-__all__ = ["ROUTES"]
+__all__ = ["INDEX_ROUTE", "ROUTES"]
 
 HEADER_LENGTH = b"inference-header-content-length"
 
@@ -40,15 +39,8 @@ class _Index(msgspec.Struct):
 _decode_index = msgspec.json.Decoder(_Index).decode
 
 
-def _named(site: Site, exchange: Exchange) -> ModelState:
-    params = exchange.params
-    state = site.model(params["model"], params.get("version"))
-    exchange.model, exchange.model_version = state.name, state.version
-    return state
-
-
 async def _infer(site: Site, exchange: Exchange) -> Answer:
-    state = _named(site, exchange)
+    state = site.named(exchange)
     headers = exchange.headers
     check_media_type(headers, binary=True)
     body = await exchange.body()
@@ -92,13 +84,14 @@ def _header_length(value: bytes | None) -> int | None:
 
 
 async def _server(site: Site, exchange: Exchange) -> Answer:
-    return Answer(
-        _encode({"name": "headrace", "version": __version__, "extensions": ["binary_tensor_data", "model_repository"]})
-    )
+    extensions = ["binary_tensor_data", "model_repository", "model_configuration", "parameters"]
+    if site.statistics is not None:
+        extensions.append("statistics")
+    return Answer(_encode({"name": "headrace", "version": __version__, "extensions": extensions}))
 
 
 async def _metadata(site: Site, exchange: Exchange) -> Answer:
-    state = _named(site, exchange)
+    state = site.named(exchange)
     signature = signature_of(state)
     body: dict[str, Any] = {
         "name": state.name,
@@ -110,7 +103,7 @@ async def _metadata(site: Site, exchange: Exchange) -> Answer:
 
 
 async def _model_ready(site: Site, exchange: Exchange) -> Answer:
-    state = _named(site, exchange)
+    state = site.named(exchange)
     # The server's own stop makes every model not ready too, so that the two never disagree.
     reasons = [state.reason or "loading"] if not state.ready else site.reasons_stopping()
     if not reasons:
@@ -233,6 +226,19 @@ def _ready_doc(*names: Parameter) -> Doc:
     )
 
 
+INDEX_ROUTE = Route(
+    "POST",
+    "/v2/repository/index",
+    _index,
+    Doc(
+        "Every model version with its state",
+        tag="models",
+        body={"application/json": {"type": "object", "properties": {"ready": {"type": "boolean"}}}},
+        answers={200: ("The index", "application/json", _INDEX)},
+        errors=(400,),
+    ),
+)
+
 ROUTES = (
     *_both("POST", "/infer", _infer, _infer_doc, kind="inference"),
     Route(
@@ -249,16 +255,5 @@ ROUTES = (
     ),
     *_both("GET", "", _metadata, _metadata_doc),
     *_both("GET", "/ready", _model_ready, _ready_doc),
-    Route(
-        "POST",
-        "/v2/repository/index",
-        _index,
-        Doc(
-            "Every model version with its state",
-            tag="models",
-            body={"application/json": {"type": "object", "properties": {"ready": {"type": "boolean"}}}},
-            answers={200: ("The index", "application/json", _INDEX)},
-            errors=(400,),
-        ),
-    ),
+    INDEX_ROUTE,
 )

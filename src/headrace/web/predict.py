@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,7 +25,7 @@ from headrace.web.headers import check_media_type
 from headrace.web.routes import Doc, Parameter, Route
 from headrace.web.site import Site
 
-__all__ = ["ROUTES", "inputs_of", "prediction_of", "signature_of"]
+__all__ = ["ROUTES", "inputs_of", "prediction_of", "refuse_names", "signature_of"]
 
 #: How much of a caller's own names an error repeats.
 NAMES_SHOWN_MAX = 8
@@ -154,11 +154,12 @@ def _read_inputs(data: Raw, signature: Signature) -> dict[str, Tensor]:
     except msgspec.DecodeError as error:
         raise InvalidJson("`data` is not valid JSON", details={"reason": _reason(error)}) from error
     if len(given) != len(specs) or any(spec.name not in given for spec in specs):
-        _refuse_names(given, signature)
+        refuse_names(given, signature)
     return {spec.name: tensor_from_json(spec.name, spec.datatype, None, given[spec.name]) for spec in specs}
 
 
-def _refuse_names(given: dict[str, Raw], signature: Signature) -> NoReturn:
+def refuse_names(given: Collection[str], signature: Signature) -> NoReturn:
+    """Raise UnknownInput or MissingInput for names that are not the model's."""
     legal = signature.input_names
     unknown = [name[:NAME_LENGTH_SHOWN_MAX] for name in given if name not in legal]
     if unknown:

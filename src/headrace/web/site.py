@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidRequest, ModelNotFound, NotReady, VersionNotFound
+from headrace.models.statistics import Statistics
 from headrace.services.door import Door, ModelState
 from headrace.telemetry.logs import Logs
 from headrace.telemetry.metrics import Counter, Histogram, Metrics
@@ -35,8 +36,16 @@ class Site:
         clock: Clock,
         tracer: Tracer,
         scrape: Callable[[], Awaitable[bytes]],
+        *,
+        statistics: Callable[[str, str], Statistics | None] | None = None,
+        rows_max: int = 0,
     ) -> None:
-        """Hold what handlers need; `scrape` renders /metrics."""
+        """Hold what handlers need; `scrape` renders /metrics, `statistics` are those of a version, where it runs here.
+
+        `rows_max` is the most rows run together.
+        """
+        self.statistics = statistics
+        self.rows_max = rows_max
         self.door = door
         self.settings = settings
         self.clock = clock
@@ -88,6 +97,13 @@ class Site:
         if version is not None and _NAME.fullmatch(version) is None:
             raise VersionNotFound(details={"model": name})
         return self.door.model(name, version)
+
+    def named(self, exchange: Exchange) -> ModelState:
+        """Return the version that a path names, and note it. Raises ModelNotFound or VersionNotFound."""
+        params = exchange.params
+        state = self.model(params["model"], params.get("version"))
+        exchange.model, exchange.model_version = state.name, state.version
+        return state
 
     def shown_version(self) -> str:
         """Return what X-Model-Version says where no version was reached: the only model's, or `-`."""
