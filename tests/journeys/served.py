@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,10 +52,10 @@ class Served:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             assert self.process.poll() is None, self.log.read_text()[-3000:]
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                with urllib.request.urlopen(f"{self.url}/v2/health/ready", timeout=5) as answer:
-                    if answer.status == 200:
-                        return
+            url = f"{self.url}/v2/health/ready"
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
             time.sleep(0.05)
         raise AssertionError(f"not ready after {timeout_s} s: {self.log.read_text()[-3000:]}")
 

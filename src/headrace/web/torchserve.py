@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from headrace.errors import InvalidRequest, NotReady
+from headrace.errors import InvalidJson, InvalidRequest, NotReady
 from headrace.tensor import Datatype, InferRequest, Signature, Tensor, decode_request
 from headrace.web.call import PARAMETERS, through
 from headrace.web.errors import error_body
@@ -21,6 +21,7 @@ from headrace.web.site import Site
 
 __all__ = ["ROUTES", "form_field"]
 
+_decode_one = msgspec.json.Decoder(msgspec.Raw).decode
 _encode = msgspec.json.Encoder().encode
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 _FIELD = re.compile(
@@ -59,8 +60,13 @@ def _is_json(body: bytes, essence: bytes, signature: Signature) -> bool:
 def _json_inputs(body: bytes, signature: Signature) -> dict[str, Tensor]:
     if body.lstrip()[:1] == b"{":
         return inputs_of(body, signature)
+    try:
+        # Exactly one value, so that nothing gets out of the frame around it.
+        value = bytes(memoryview(_decode_one(body)))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson("The body is not valid JSON") from error
     # A bare value is put where /predict reads it: one reader, one set of rules.
-    return inputs_of(b'{"data":%b}' % body, signature)
+    return inputs_of(b'{"data":%b}' % value, signature)
 
 
 def form_field(body: bytes, content_type: bytes) -> tuple[bytes, bytes]:
