@@ -58,6 +58,24 @@ def test_nobody_is_asked_earlier_than_they_said_or_later_than_the_bound(
     assert delay_s <= max(RETRY_AFTER_S_MAX, STANDARD_S[attempt] * 1.2)
 
 
+def test_what_cannot_be_tried_waits_for_the_next_time_of_the_schedule() -> None:
+    schedule = Schedule((0.0, 5.0, 300.0), jitter=0.0)
+    assert schedule.whole_s == 305
+    ages_s = (0, 4, 5, 304, 305, 1e9)
+    assert [schedule.put_off_s(age_s, Random(1)) for age_s in ages_s] == [5, 1, 300, 1, None, None]
+
+
+@given(st.floats(0, 1e6), st.integers())
+def test_it_waits_no_shorter_and_not_much_longer(age_s: float, seed: int) -> None:
+    exact_s = EXACT.put_off_s(age_s, Random(seed))
+    spread_s = Schedule().put_off_s(age_s, Random(seed))
+    if exact_s is None:
+        assert spread_s is None
+    else:
+        assert spread_s is not None
+        assert exact_s <= spread_s <= exact_s * 1.2 + 1e-6
+
+
 def test_an_overloaded_receiver_gets_a_pause() -> None:
     assert EXACT.next_s(1, Outcome("retry", 504, throttled=True), Random(1)) == 30
     assert EXACT.next_s(2, Outcome("retry", 504, throttled=True), Random(1)) == 300

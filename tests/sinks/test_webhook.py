@@ -228,6 +228,75 @@ async def test_a_success_that_is_reset_in_its_body_is_a_success(sink: WebhookSin
         assert await send(sink, receiver) == Outcome("delivered", 202)
 
 
+ODD_BODIES = {
+    "204 with a body": (204, b"HTTP/1.1 204 None\r\ncontent-length: 5\r\n\r\nhello"),
+    "204 with a page": (204, b"HTTP/1.1 204 None\r\n\r\n<html>\r\n\r\n</html>"),
+    "longer than said": (200, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nhello"),
+    "a second answer": (200, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 500 No\r\n\r\n"),
+    "a chunk without a size": (200, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello"),
+    "a chunk cut short": (201, b"HTTP/1.1 201 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel"),
+    "after a 1xx": (202, b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 202 OK\r\ncontent-length: 0\r\n\r\nhello"),
+    "an encoding that is not": (
+        200,
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\nhello",
+    ),
+}
+
+
+@pytest.mark.parametrize("pieces", ["one", "two"])
+@pytest.mark.parametrize("name", ODD_BODIES)
+async def test_a_2xx_is_a_success_whatever_its_body(sink: WebhookSink, name: str, pieces: str) -> None:
+    status, raw = ODD_BODIES[name]
+    cut = raw.index(b"\r\n\r\n") + 3
+    cuts = [raw] if pieces == "one" else [raw[:cut], raw[cut:]]
+
+    async def talk(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        for piece in cuts:
+            writer.write(piece)
+        return False
+
+    async with receiving(talk) as receiver:
+        assert await send(sink, receiver) == Outcome("delivered", status)
+
+
+async def test_a_connection_that_owes_the_body_of_a_204_is_not_used_again(sink: WebhookSink) -> None:
+    """The body comes late, and would be read as the answer to the next one."""
+    next_one = asyncio.Event()
+
+    async def talk(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if len(receiver.requests) > 1:
+            next_one.set()
+        writer.write(b"HTTP/1.1 204 None\r\ncontent-length: 5\r\n\r\n")
+        await next_one.wait()
+        writer.write(b"hello")
+        return True
+
+    async with receiving(talk) as receiver:
+        assert await send(sink, receiver) == Outcome("delivered", 204)
+        assert await send(sink, receiver) == Outcome("delivered", 204)
+    assert receiver.connections == 2
+
+
+async def test_a_failure_with_an_odd_body_keeps_its_status(sink: WebhookSink) -> None:
+    async with receiving(answer(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\nhello")) as receiver:
+        outcome = await send(sink, receiver)
+    assert (outcome.kind, outcome.status) == ("retry", 500)
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+async def test_the_end_of_a_head_may_come_in_any_pieces(cut: int) -> None:
+    """Straight into the protocol, where the network cannot join them again."""
+    from headrace.sinks.webhook_client import _HeadFirst
+
+    raw = b"HTTP/1.1 204 None\r\nserver: x\r\ncontent-length: 5\r\n\r\nhello"
+    protocol = _HeadFirst(asyncio.get_running_loop())
+    protocol.set_response_params()
+    protocol.data_received(raw[:cut])
+    protocol.data_received(raw[cut:])
+    message, _ = await protocol.read()
+    assert message.code == 204
+
+
 @pytest.mark.parametrize(
     "raw", [b"", b"SSH-2.0-OpenSSH_9\r\n\r\n", b"HTTP/1.1 9999 x\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n"]
 )

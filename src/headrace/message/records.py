@@ -90,3 +90,6 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at_ms: int
     token: str
     traceparent: str | None = None
+    #: What the latest attempt whose outcome was written down ended in; None if there was none.
+    last_status: int | None = None
+    last_error: str | None = None

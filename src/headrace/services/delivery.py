@@ -2,7 +2,8 @@
 
 The store counts an attempt before it hands out a pair, so attempts are bounded even when every one of them kills us.
 A pair is delivered, due again later, or dead with a reason; a claim whose outcome we could not write expires, and the
-pair is sent again under its old `webhook-id`.
+pair is sent again under its old `webhook-id`. What was claimed and then not sent was no attempt, and its count is given
+back: it ends by its attempts, or when its schedule is over and there is still nobody to answer.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from headrace.errors import HeadraceError
 from headrace.message import Dispatch
 from headrace.services.crashpoints import crash_point
 from headrace.services.delivery_settings import DeliverySettings
-from headrace.services.origins import Origin, Origins
+from headrace.services.origins import Gate, Origin, Origins
 from headrace.services.outage import Outage
 from headrace.services.schedule import Schedule
+from headrace.services.successes import Successes
 from headrace.sinks import Sinks
 from headrace.sinks.base import Outcome
 from headrace.stores.base import Store
@@ -33,9 +35,7 @@ from headrace.telemetry.trace import Tracer, parse_traceparent
 __all__ = ["Delivery"]
 
 _CLAIM_MARGIN_S = 2.0
-_PUT_OFF = Outcome("retry", error="not tried: its host does not answer")
-_HELD_TOO_LONG = Outcome("retry", error="not tried: its host is too slow")
-_STOPPED = "not tried: delivery stopped"
+_NO_OUTCOME = "every attempt ended without an outcome"
 
 
 class Delivery:
@@ -64,6 +64,7 @@ class Delivery:
         self._tracer = tracer or Tracer(clock)
         self._progress = progress or (lambda: None)
         self._schedule = Schedule(settings.schedule_s, settings.jitter, settings.throttle_s)
+        self._whole_s = self._schedule.whole_s
         self._origins = Origins(clock, rng, slots=settings.host_concurrency_max, hold_s=settings.hold_s)
         self._outage = Outage("store", clock, logs)
         self._claim_ms = int(1000 * (settings.hold_s + sinks.timeout_s + _CLAIM_MARGIN_S))
@@ -72,8 +73,7 @@ class Delivery:
         self._sending: set[asyncio.Task[None]] = set()
         self._full = False
         self._doubted_s = float("-inf")
-        self._delivered: list[tuple[Dispatch, int]] = []
-        self._recorded = asyncio.Event()
+        self._successes = Successes(store, self._outage, clock=clock, logs=logs, pause_s=settings.poll_s)
         self._changed = asyncio.Event()
         self._stopping = False
         self._stopped = asyncio.Event()
@@ -87,7 +87,7 @@ class Delivery:
 
     async def run(self) -> None:
         """Deliver until `stop` is called; then finish what is being sent, within the grace, and return."""
-        helpers = [asyncio.create_task(self._record_delivered()), asyncio.create_task(self._listen())]
+        helpers = [asyncio.create_task(self._successes.run()), asyncio.create_task(self._listen())]
         try:
             while not self._stopping:
                 try:
@@ -107,7 +107,7 @@ class Delivery:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             with contextlib.suppress(HeadraceError):
-                await self._flush()
+                await self._successes.flush()
             self._stopped.set()
 
     async def stop(self) -> None:
@@ -129,8 +129,6 @@ class Delivery:
             more = await self._claim(count, busy | doubtful)
             now_s = self._clock.monotonic_s()
             if doubtful and (not more or now_s - self._doubted_s >= self._settings.poll_s):
-                # Hosts that did not answer come after the others, but not never: one of their pairs finds out whether
-                # they answer now, and if not the rest goes on to its next attempt, and in the end to the dead letters.
                 self._doubted_s = now_s
                 more = await self._claim(self._settings.claim_count_max, busy) or more
             if more:
@@ -148,26 +146,16 @@ class Delivery:
         return len(dispatches) == count
 
     def _plan(self) -> tuple[int, set[str], set[str]]:
-        """Return how many pairs to claim, and the destinations of hosts that are busy, and of doubtful ones."""
+        """Return how many pairs to claim, and the destinations that are busy, and doubtful ones."""
         settings = self._settings
         count = min(settings.claim_count_max, settings.concurrency_max - len(self._sending))
         self._full = count <= 0
-        busy: set[str] = set()
-        doubtful: set[str] = set()
-        for origin in self._origins:
-            room = origin.room()
-            origin.left_out = room <= 0
-            if room > 0:
-                # The store knows no hosts, so all that it hands out may be for this one.
-                count = min(count, room)
-            else:
-                (doubtful if origin.doubtful else busy).update(origin.destinations)
-        return count, busy, doubtful
+        return self._origins.plan(count)
 
     async def _wait(self) -> None:
-        """Wait until a claim may bring something: a commit, a slot, a shut origin's time, or the poll."""
-        opening = [left_s for origin in self._origins if (left_s := origin.opens_in_s) is not None]
-        sleeping = asyncio.ensure_future(self._clock.sleep(min([self._settings.poll_s, *opening])))
+        """Wait until a claim may bring something: a commit, a slot, a shut gate's time, or the poll."""
+        wait_s = min(self._settings.poll_s, self._origins.opens_in_s())
+        sleeping = asyncio.ensure_future(self._clock.sleep(wait_s))
         sleeping.add_done_callback(lambda slept: None if slept.cancelled() else self._changed.set())
         try:
             await self._changed.wait()
@@ -190,21 +178,50 @@ class Delivery:
         """Send a claimed pair, hold it until its host has a slot, or put it off."""
         if self._schedule.used_up(dispatch.attempt):
             # Every attempt so far took us down before it could be written off.
-            self._spawn(self._settle(dispatch, Outcome("retry", error="every attempt ended without an outcome")))
+            error = f"{dispatch.last_error}; then without an outcome" if dispatch.last_error else _NO_OUTCOME
+            self._spawn(self._give_up(dispatch, Outcome("retry", dispatch.last_status, error), tried=False))
             return
         origin = self._origins.of(dispatch.destination)
         origin.take(dispatch)
-        if origin.shut:
-            self._spawn(self._settle(dispatch, _PUT_OFF))
+        gate = self._stopped_by(origin, dispatch)
+        if gate is not None:
+            self._put_off(origin, dispatch, gate)
         elif origin.has_slot:
             self._begin(origin, dispatch)
         else:
             origin.held.append((dispatch, self._clock.monotonic_s()))
 
+    def _age_s(self, dispatch: Dispatch) -> float:
+        return max(0, self._clock.now_ms() - dispatch.created_at_ms) / 1000
+
+    def _stopped_by(self, origin: Origin, dispatch: Dispatch) -> Gate | None:
+        overdue = self._age_s(dispatch) >= self._whole_s
+        return origin.stopped_by(dispatch.destination, overdue=overdue)
+
+    def _is_over(self, dispatch: Dispatch, gate: Gate | None) -> bool:
+        """Return whether a pair has nobody to wait for: its schedule is over, and since then its gate was tried and
+        there was still no answer."""
+        late_s = self._age_s(dispatch) - self._whole_s
+        return gate is not None and gate.dead and gate.silent and late_s >= 0 and gate.tried_within(late_s)
+
+    def _put_off(self, origin: Origin, dispatch: Dispatch, gate: Gate) -> None:
+        """Give a pair back until its gate opens; behind a dead one, until the schedule's next time.
+
+        It is given up untried only where nobody answers, and somebody found that out after its schedule was over.
+        """
+        if self._is_over(dispatch, gate):
+            error = f"not tried: its {'host' if gate is origin.gate else 'URL'} does not answer"
+            if dispatch.last_error:
+                error = f"{dispatch.last_error}; later {error}"
+            self._spawn(self._give_up(dispatch, Outcome("retry", dispatch.last_status, error), tried=False))
+            return
+        next_s = self._schedule.put_off_s(self._age_s(dispatch), self._rng) if gate.dead else None
+        self._spawn(self._give_back(dispatch, next_s or gate.opens_in_s or self._settings.poll_s))
+
     # -- sending ------------------------------------------------------------------------------------------
 
     def _begin(self, origin: Origin, dispatch: Dispatch) -> None:
-        origin.sending += 1
+        origin.began(dispatch.destination)
         self._spawn(self._send(origin, dispatch))
 
     def _spawn(self, sending: Awaitable[None]) -> None:
@@ -224,7 +241,7 @@ class Delivery:
             outcome = await self._attempt(origin, dispatch)
         finally:
             self._in_flight.add(-1)
-            origin.sending -= 1
+            origin.ended(dispatch.destination)
             if not self._stopping:
                 self._next_held(origin)
             # Only what the last plan left out can make another claim worth its write.
@@ -236,20 +253,24 @@ class Delivery:
         started_s = self._clock.monotonic_s()
         with self._tracer.span("response_sent", parse_traceparent(dispatch.traceparent)) as span:
             span.set(id=dispatch.id, destination=_shown(dispatch.destination), attempt=dispatch.attempt)
+            is_ours = False
             traced = msgspec.structs.replace(dispatch, traceparent=span.context.traceparent)
             try:
                 outcome = await self._sinks.send(traced, now_ms=self._clock.now_ms())
             except Exception as error:
-                # Sinks never raise for what a receiver does, so this is a defect of ours, and must not end the loop.
+                # Sinks never raise for what a receiver does, so this is a defect of ours: it must not end the loop,
+                # and is not held against the receiver.
                 self._logs.say("loop_failed", loop="send", error=error)
                 outcome = Outcome("retry", error="an internal error; its cause is in the log")
+                is_ours = True
             if outcome.kind != "delivered":
                 span.fail(outcome.kind)
         took_s = self._clock.monotonic_s() - started_s
         sink = self._sinks.name(dispatch.destination)
         self._attempts(sink, outcome.kind).add()
         self._durations(sink).observe(took_s)
-        origin.finished(outcome, took_s)
+        if not is_ours and origin.finished(dispatch.destination, outcome, took_s):
+            self._changed.set()
         if outcome.kind == "delivered":
             self._delays(sink).observe((self._clock.now_ms() - dispatch.created_at_ms) / 1000)
             self._logs.say(
@@ -263,14 +284,17 @@ class Delivery:
         return outcome
 
     def _next_held(self, origin: Origin) -> None:
-        """Begin what waited for a slot; put off what waited too long, or waits for a host that does not answer."""
+        """Begin what waited for a slot; give back what waited too long, and put off what came to wait at a gate."""
         now_s = self._clock.monotonic_s()
         while origin.held:
             dispatch, since_s = origin.held[0]
-            late = now_s - since_s > self._settings.hold_s and not self._schedule.used_up(dispatch.attempt + 1)
-            if late or origin.shut:
+            gate = self._stopped_by(origin, dispatch)
+            if gate is not None:
                 origin.held.popleft()
-                self._spawn(self._settle(dispatch, _PUT_OFF if origin.shut else _HELD_TOO_LONG))
+                self._put_off(origin, dispatch, gate)
+            elif now_s - since_s > self._settings.hold_s:
+                origin.held.popleft()
+                self._spawn(self._give_back(dispatch))
             elif origin.has_slot:
                 origin.held.popleft()
                 self._begin(origin, dispatch)
@@ -283,11 +307,12 @@ class Delivery:
         """Write down what became of a pair."""
         if outcome.kind == "delivered":
             self._sent(1)
-            self._delivered.append((dispatch, outcome.status or 0))
-            self._recorded.set()
+            self._successes.add(dispatch, outcome.status or 0)
             return
         next_s = self._schedule.next_s(dispatch.attempt, outcome, self._rng) if outcome.kind == "retry" else None
-        if next_s is None:
+        if next_s is None or self._is_over(
+            dispatch, self._stopped_by(self._origins.of(dispatch.destination), dispatch)
+        ):
             await self._give_up(dispatch, outcome)
             return
         next_at_ms = self._clock.now_ms() + int(next_s * 1000)
@@ -304,11 +329,11 @@ class Delivery:
             lambda: self._store.retry(dispatch, next_at_ms=next_at_ms, status=outcome.status, error=outcome.error)
         )
 
-    async def _give_back(self, dispatch: Dispatch) -> None:
-        now_ms = self._clock.now_ms()
-        await self._write(lambda: self._store.retry(dispatch, next_at_ms=now_ms, status=None, error=_STOPPED))
+    async def _give_back(self, dispatch: Dispatch, wait_s: float = 0.0) -> None:
+        next_at_ms = self._clock.now_ms() + int(wait_s * 1000)
+        await self._write(lambda: self._store.give_back(dispatch, next_at_ms=next_at_ms))
 
-    async def _give_up(self, dispatch: Dispatch, outcome: Outcome) -> None:
+    async def _give_up(self, dispatch: Dispatch, outcome: Outcome, *, tried: bool = True) -> None:
         code = {"gone": "gone", "refused": "refused"}.get(outcome.kind, "undelivered")
         shown = _shown(dispatch.destination)
         self._dead("delivery", code).add()
@@ -316,14 +341,19 @@ class Delivery:
             "delivery_dead",
             id=dispatch.id,
             destination=shown,
-            attempt=dispatch.attempt,
+            attempt=dispatch.attempt if tried else dispatch.attempt - 1,
             status=outcome.status,
             code=code,
             error=outcome.error,
         )
         await self._write(
             lambda: self._store.give_up(
-                dispatch, now_ms=self._clock.now_ms(), status=outcome.status, code=code, error=outcome.error
+                dispatch,
+                now_ms=self._clock.now_ms(),
+                status=outcome.status,
+                code=code,
+                error=outcome.error,
+                tried=tried,
             )
         )
         if outcome.kind == "gone":
@@ -348,39 +378,12 @@ class Delivery:
                 self._outage.over()
                 return written
 
-    async def _record_delivered(self) -> None:
-        """Write down successes, as many at once as there are."""
-        while True:
-            await self._recorded.wait()
-            self._recorded.clear()
-            try:
-                await self._flush()
-            except HeadraceError as error:
-                self._recorded.set()
-                await self._outage.failed(error)
-            except Exception as error:
-                self._recorded.set()
-                self._logs.say("loop_failed", loop="delivery-recorder", error=error)
-                await self._clock.sleep(self._settings.poll_s)
-
-    async def _flush(self) -> None:
-        batch, self._delivered = self._delivered, []
-        if batch:
-            try:
-                await self._store.delivered(batch)
-            except BaseException:
-                self._delivered[:0] = batch
-                raise
-
     async def _finish(self) -> None:
         """Let attempts end, within the grace; give back at once what has not begun."""
         for origin in self._origins:
             while origin.held:
                 dispatch, _ = origin.held.popleft()
-                if self._schedule.used_up(dispatch.attempt + 1):
-                    self._begin(origin, dispatch)
-                else:
-                    self._spawn(self._give_back(dispatch))
+                self._spawn(self._give_back(dispatch))
         ending = asyncio.ensure_future(self._clock.sleep(self._settings.grace_s))
         while self._sending and not ending.done():
             await asyncio.wait({ending, *self._sending}, return_when=asyncio.FIRST_COMPLETED)

@@ -35,6 +35,21 @@ class Schedule:
         """Return how many attempts there are."""
         return len(self.steps_s)
 
+    @property
+    def whole_s(self) -> float:
+        """Return how long it takes from its beginning to its last attempt, if attempts take no time."""
+        return sum(self.steps_s)
+
+    def put_off_s(self, age_s: float, rng: Random) -> float | None:
+        """Return the seconds until the next time of the schedule, for what began `age_s` ago and cannot be tried now;
+        None: its last time has come. Spread upwards only."""
+        at_s = 0.0
+        for step_s in self.steps_s:
+            at_s += step_s
+            if at_s > age_s:
+                return (at_s - age_s) * (1 + self.jitter * rng.random())
+        return None
+
     def used_up(self, attempt: int) -> bool:
         """Return whether attempt number `attempt` (from 1) comes after the last one."""
         return attempt > len(self.steps_s)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from headrace.sinks.webhook_address import Address, Policy, address_of
@@ -29,6 +32,10 @@ _IDLE_S = 4.0
 # getaddrinfo waits as long as the name servers let it. In threads of their own, which nobody joins, names that do not
 # resolve hold up neither each other, nor whatever else uses the loop's default threads, nor the end of the process.
 _LOOK_UPS_MAX = 32
+_BODILESS = frozenset({204, 304})
+_HEAD_END = b"\r\n\r\n"
+# A final answer may follow some 1xx in one piece of data; more than a few, and it is a body.
+_HEADS_MAX = 8
 
 LookUp = Callable[[str, int], Awaitable[list[Address]]]
 
@@ -69,6 +76,9 @@ class Client:
             limit=0,
             keepalive_timeout=_IDLE_S,
         )
+        # Not a public hook; the tests of answers with odd bodies fail if it is not taken any more.
+        factory = functools.partial(_HeadFirst, loop=asyncio.get_running_loop())
+        connector._factory = cast("functools.partial[ResponseHandler]", factory)
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s),
@@ -85,6 +95,7 @@ class Client:
         The host of `url` is a name, or an address that the caller has checked. When the call is cancelled, or takes
         too long, its connection is closed: a late answer must not be taken for the next one's.
         """
+        reply: Reply | None = None
         try:
             async with self._session.post(
                 URL(url, encoded=True), data=body, headers=headers, allow_redirects=False
@@ -92,14 +103,19 @@ class Client:
                 reply = Reply(answer.status, answer.headers.get("Retry-After"))
                 if not answer.content.at_eof():
                     await _drain(answer)
-                return reply
         except TimeoutError as error:
-            raise Trouble(f"no answer within {self._timeout_s:g} s", timed_out=True) from error
+            if reply is None:
+                raise Trouble(f"no answer within {self._timeout_s:g} s", timed_out=True) from error
         except aiohttp.ClientError as error:
-            raise Trouble(_words(error)) from error
+            # Whatever goes wrong once the status is there takes nothing back.
+            if reply is None:
+                raise Trouble(_words(error)) from error
         except ValueError as error:
             # aiohttp refuses what it cannot send; the form was checked, so this is a header or a URL we never met.
             raise Trouble(f"cannot be sent: {type(error).__name__}") from error
+        if reply is None:
+            raise Trouble("no answer")
+        return reply
 
     async def close(self) -> None:
         """Close every connection."""
@@ -131,6 +147,40 @@ class Client:
         await self._look_ups.acquire()
         threading.Thread(target=run, name="headrace-name", daemon=True).start()
         return await found
+
+
+class _HeadFirst(ResponseHandler):
+    """Has the head of an answer read by itself.
+
+    Where head and body come in one piece and the body is wrong (a 204 that has one, a chunk without a size), aiohttp
+    drops both; but the status was given, and it decides.
+    """
+
+    _end = b""
+
+    def data_received(self, data: bytes) -> None:
+        if not data:
+            # Not news from the socket: it goes on with what it has.
+            super().data_received(data)
+            return
+        # A parser takes what it gets in any pieces; the end of a head may itself come in two.
+        seam = (self._end + data[:3]).find(_HEAD_END)
+        start = 0 if seam < 0 else seam + len(_HEAD_END) - len(self._end)
+        self._end = (self._end + data)[-3:]
+        rest = [data[:start], data[start:]] if start else [data]
+        *heads, last = rest[-1].split(_HEAD_END, _HEADS_MAX)
+        for piece in (*rest[:-1], *(head + _HEAD_END for head in heads), last):
+            if piece:
+                super().data_received(piece)
+                self._check_owed()
+
+    def _check_owed(self) -> None:
+        """Give up the connection behind a 204 or 304 that says it has a body: that would be read as the next answer."""
+        if self._buffer:
+            (message, _), _ = self._buffer[-1]
+            length = message.headers.get("Content-Length", "0")
+            if message.code in _BODILESS and (length != "0" or "Transfer-Encoding" in message.headers):
+                self.force_close()
 
 
 class _Resolver(AbstractResolver):

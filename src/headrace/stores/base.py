@@ -140,7 +140,8 @@ class Store(ABC):
 
         A pair is due when it is pending, `next_at` has come and nobody holds it (or the hold expired). No pair
         of a destination in `busy` is handed out, however many of them are due: a dead receiver's rows must not
-        hide the others'. Pairs of a disabled destination are never handed out.
+        hide the others'. Pairs of a disabled destination are never handed out. Each says what its last attempt
+        ended in.
         """
 
     @abstractmethod
@@ -152,8 +153,19 @@ class Store(ABC):
         """Record a failed attempt; the pair is due again at `next_at_ms`. A lost token changes nothing."""
 
     @abstractmethod
-    async def give_up(self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str) -> None:
-        """Make the pair a dead letter with its reason. A lost token changes nothing."""
+    async def give_back(self, dispatch: Dispatch, *, next_at_ms: int) -> None:
+        """Undo a claim whose attempt was not made: it is not counted, and the pair is due again at `next_at_ms`.
+
+        What the pair's last attempt ended in stays as it was. A lost token changes nothing, so whoever died while
+        sending has made an attempt.
+        """
+
+    @abstractmethod
+    async def give_up(
+        self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str, tried: bool = True
+    ) -> None:
+        """Make the pair a dead letter with its reason; without `tried`, this claim's attempt was not made and is not
+        counted. A lost token changes nothing."""
 
     @abstractmethod
     async def disable(self, destination: str, *, now_ms: int, reason: str) -> int:
@@ -192,8 +204,8 @@ class Store(ABC):
 
     @abstractmethod
     async def replay_delivery(self, id: str, destination: str, *, now_ms: int) -> bool:
-        """Make a dead pair pending again, due now, with a new series of attempts and its old `webhook_id`
-        and body; re-enables the destination. False if there is no such dead pair."""
+        """Make a dead pair pending again, due now, with a new series of attempts (none made, none failed) and its
+        old `webhook_id` and body; re-enables the destination. False if there is no such dead pair."""
 
     # -- housekeeping -----------------------------------------------------------------------------------
 

@@ -176,6 +176,8 @@ class MemoryStore(Store):
             created_at_ms=pair.created_ms,
             token=pair.token,
             traceparent=pair.traceparent,
+            last_status=pair.last_status,
+            last_error=pair.last_error,
         )
 
     async def delivered(self, dispatches: Sequence[tuple[Dispatch, int]]) -> None:
@@ -192,11 +194,19 @@ class MemoryStore(Store):
         if pair is not None:
             pair.token, pair.next_ms, pair.last_status, pair.last_error = "", next_at_ms, status, error
 
-    async def give_up(self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str) -> None:
+    async def give_back(self, dispatch: Dispatch, *, next_at_ms: int) -> None:
+        """Undo a claim."""
+        pair = self._held(dispatch)
+        if pair is not None:
+            pair.token, pair.next_ms, pair.attempts = "", next_at_ms, pair.attempts - 1
+
+    async def give_up(
+        self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str, tried: bool = True
+    ) -> None:
         """Make the pair a dead letter."""
         pair = self._held(dispatch)
         if pair is not None:
-            pair.last_status = status
+            pair.last_status, pair.attempts = status, pair.attempts - (not tried)
             self._bury_pair(pair, code=code, reason=error, now_ms=now_ms)
 
     async def disable(self, destination: str, *, now_ms: int, reason: str) -> int:
@@ -292,7 +302,8 @@ class MemoryStore(Store):
         pair = self._pairs.get((id, destination))
         if pair is None or pair.state != "dead":
             return False
-        pair.state, pair.attempts, pair.next_ms, pair.created_ms, pair.last_error = "pending", 0, now_ms, now_ms, None
+        pair.state, pair.attempts, pair.next_ms, pair.created_ms = "pending", 0, now_ms, now_ms
+        pair.last_status = pair.last_error = None
         self._disabled.pop(destination, None)
         self._dead.pop((id, destination), None)
         self._wake("outbox")

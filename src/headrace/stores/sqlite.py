@@ -154,9 +154,22 @@ class SqliteStore(Store):
         values = (next_at_ms, status, error, dispatch.id, tables.number_of(dispatch), dispatch.token)
         await self._db.write(lambda c: tables.rows(c, sql, *values), StoreUnavailable)
 
-    async def give_up(self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str) -> None:
+    async def give_back(self, dispatch: Dispatch, *, next_at_ms: int) -> None:
+        """Undo a claim."""
+        sql = (
+            "UPDATE outbox SET token = NULL, next_ms = ?, attempts = attempts - 1"
+            " WHERE id = ? AND destination = ? AND token = ? AND state = 0"
+        )
+        values = (next_at_ms, dispatch.id, tables.number_of(dispatch), dispatch.token)
+        await self._db.write(lambda c: tables.rows(c, sql, *values), StoreUnavailable)
+
+    async def give_up(
+        self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str, tried: bool = True
+    ) -> None:
         """Make the pair a dead letter."""
-        await self._db.write(lambda c: tables.give_up(c, dispatch, now_ms, status, code, error), StoreUnavailable)
+        await self._db.write(
+            lambda c: tables.give_up(c, dispatch, now_ms, status, code, error, tried=tried), StoreUnavailable
+        )
 
     async def disable(self, destination: str, *, now_ms: int, reason: str) -> int:
         """Mark a destination as gone."""

@@ -63,7 +63,7 @@ WITH RECURSIVE hop(number) AS (
     FROM hop WHERE hop.number IS NOT NULL)
 SELECT d.number, d.url FROM hop JOIN destinations d ON d.number = hop.number WHERE d.disabled IS NULL"""
 _DUE = """
-SELECT next_ms, id, webhook_id, body, attempts, created_ms, traceparent FROM outbox
+SELECT next_ms, id, webhook_id, body, attempts, created_ms, traceparent, last_status, last_error FROM outbox
 WHERE destination = ? AND state = 0 AND next_ms <= ? ORDER BY next_ms LIMIT ?"""
 
 
@@ -187,7 +187,7 @@ def claim_due(
     candidates.sort(key=lambda row: (row[0], row[1]))
     dispatches = []
     for position, row in enumerate(candidates[:count_max]):
-        _, id, webhook_id, body, attempts, created_ms, traceparent, number, url = row
+        _, id, webhook_id, body, attempts, created_ms, traceparent, last_status, last_error, number, url = row
         # The number in the token finds the row again.
         token = f"{prefix}.{position}.{number}"
         # A claimed pair is due again when its claim ends, so that one index answers both questions.
@@ -205,6 +205,8 @@ def claim_due(
                 created_at_ms=created_ms,
                 token=token,
                 traceparent=traceparent,
+                last_status=last_status,
+                last_error=last_error,
             )
         )
     return dispatches
@@ -228,13 +230,22 @@ def deliver(connection: Connection, dispatches: Sequence[tuple[Dispatch, int]]) 
     count(connection, outbox_pending=-done)
 
 
-def give_up(connection: Connection, dispatch: Dispatch, now_ms: int, status: int | None, code: str, error: str) -> None:
-    """Make a pair that is still ours a dead letter."""
+def give_up(
+    connection: Connection,
+    dispatch: Dispatch,
+    now_ms: int,
+    status: int | None,
+    code: str,
+    error: str,
+    *,
+    tried: bool,
+) -> None:
+    """Make a pair that is still ours a dead letter; an attempt that was not made is not counted."""
     number = number_of(dispatch)
     connection.execute(
-        "UPDATE outbox SET state = 2, token = NULL, last_status = ?, last_error = ?"
+        "UPDATE outbox SET state = 2, token = NULL, last_status = ?, last_error = ?, attempts = attempts - ?"
         " WHERE id = ? AND destination = ? AND token = ? AND state = 0",
-        (status, error, dispatch.id, number, dispatch.token),
+        (status, error, 0 if tried else 1, dispatch.id, number, dispatch.token),
     )
     if connection.changes():
         _bury_pair(connection, dispatch.id, number, code=code, reason=error, now_ms=now_ms)
@@ -260,8 +271,8 @@ def replay_delivery(connection: Connection, id: str, url: str, now_ms: int) -> b
     """Make a dead pair pending again with a new series of attempts."""
     number, _ = _destination(connection, url)
     connection.execute(
-        "UPDATE outbox SET state = 0, next_ms = ?, created_ms = ?, attempts = 0, token = NULL, last_error = NULL"
-        " WHERE id = ? AND destination = ? AND state = 2",
+        "UPDATE outbox SET state = 0, next_ms = ?, created_ms = ?, attempts = 0, token = NULL, last_status = NULL,"
+        " last_error = NULL WHERE id = ? AND destination = ? AND state = 2",
         (now_ms, now_ms, id, number),
     )
     if connection.changes() == 0:

@@ -164,10 +164,17 @@ class UncountedStore(MemoryStore):
         self._count([dispatch] if self._held(dispatch) else [], 1)
         await super().retry(dispatch, next_at_ms=next_at_ms, status=status, error=error)
 
-    async def give_up(self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str) -> None:
+    async def give_back(self, dispatch: Dispatch, *, next_at_ms: int) -> None:
+        """Count now what the store takes off."""
+        self._count([dispatch] if self._held(dispatch) else [], 1)
+        await super().give_back(dispatch, next_at_ms=next_at_ms)
+
+    async def give_up(
+        self, dispatch: Dispatch, *, now_ms: int, status: int | None, code: str, error: str, tried: bool = True
+    ) -> None:
         """Count now, and record."""
         self._count([dispatch] if self._held(dispatch) else [], 1)
-        await super().give_up(dispatch, now_ms=now_ms, status=status, code=code, error=error)
+        await super().give_up(dispatch, now_ms=now_ms, status=status, code=code, error=error, tried=tried)
 
     def _count(self, dispatches: Sequence[Dispatch], change: int) -> None:
         for dispatch in dispatches:

@@ -88,6 +88,49 @@ class OutboxSuite(StoreBench):
         assert await self.due(store, now_ms=NOW_MS + 4_999) == []
         assert (await self.one_due(store, now_ms=NOW_MS + 5_000)).attempt == 2
 
+    async def test_an_attempt_that_was_not_made_is_not_counted(self, store: Store) -> None:
+        """A pair that is given back is due when it was said, and shows what its last attempt ended in."""
+        await store.commit([self.finished("a", _A)])
+        await store.give_back(await self.one_due(store), next_at_ms=NOW_MS + 10)
+        (delivery,) = await store.deliveries("a")
+        assert (delivery.state, delivery.attempts, delivery.next_at_ms) == ("pending", 0, NOW_MS + 10)
+        assert (delivery.last_status, delivery.last_error) == (None, None)
+        assert await self.due(store, now_ms=NOW_MS + 9) == []
+        first = await self.one_due(store, now_ms=NOW_MS + 10)
+        assert (first.attempt, first.last_status, first.last_error) == (1, None, None)
+        await store.retry(first, next_at_ms=NOW_MS + 20, status=500, error="it answered 500")
+        await store.give_back(await self.one_due(store, now_ms=NOW_MS + 20), next_at_ms=NOW_MS + 30)
+        again = await self.one_due(store, now_ms=NOW_MS + 30)
+        assert (again.attempt, again.last_status, again.last_error) == (2, 500, "it answered 500")
+        (delivery,) = await store.deliveries("a")
+        assert (delivery.attempts, delivery.last_status, delivery.last_error) == (2, 500, "it answered 500")
+
+    async def test_a_lost_holder_gives_nothing_back(self, store: Store) -> None:
+        """Its attempt may have been made, so it stays counted; this bounds what kills its holder every time."""
+        await store.commit([self.finished("a", _A)])
+        late = await self.one_due(store)
+        now_ms = NOW_MS + self.claim_ms + 1
+        await self.one_due(store, now_ms=now_ms)
+        await store.give_back(late, next_at_ms=now_ms)
+        await store.give_back(late, next_at_ms=now_ms)
+        assert await self.due(store, now_ms=now_ms + 1) == []
+        assert (await self.one_due(store, now_ms=now_ms + self.claim_ms + 1)).attempt == 3
+
+    async def test_a_pair_given_up_untried_counts_only_what_was_made(self, store: Store) -> None:
+        """In its dead letter too; a replay begins anew."""
+        await store.commit([self.finished("a", _A)])
+        await store.retry(await self.one_due(store), next_at_ms=NOW_MS, status=500, error="it answered 500")
+        holder = await self.one_due(store)
+        await store.give_up(holder, now_ms=NOW_MS, status=500, code="undelivered", error="not tried", tried=False)
+        (delivery,) = await store.deliveries("a")
+        assert (delivery.state, delivery.attempts, delivery.last_status) == ("dead", 1, 500)
+        letter = await store.dead_letter("a", _A)
+        assert letter is not None
+        assert (letter.attempts, letter.reason) == (1, "not tried")
+        assert await store.replay_delivery("a", _A, now_ms=NOW_MS)
+        anew = await self.one_due(store)
+        assert (anew.attempt, anew.last_status, anew.last_error) == (1, None, None)
+
     async def test_a_lost_holder_can_neither_postpone_nor_give_up(self, store: Store) -> None:
         """Somebody else is sending it now."""
         await store.commit([self.finished("a", _A)])
