@@ -31,6 +31,58 @@ async def hang(request: Request, reader: asyncio.StreamReader, writer: asyncio.S
     return False
 
 
+async def test_a_path_that_fails_takes_nothing_from_the_one_beside_it() -> None:
+    """On one host and port, over sockets: whatever the bad path answers, each pair of the good one is sent once."""
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    await store.open()
+    fd = os.open(os.devnull, os.O_WRONLY)
+    logs = Logs(clock, writer=LineWriter(fd))
+    settings = DeliverySettings(schedule_s=(0.0, 0.01, 0.02, 0.03), throttle_s=0.01, poll_s=0.01, grace_s=1)
+    sinks = open_sinks(WebhookSettings(allow_private=True, timeout_s=20), webhook_secrets=[SECRET])
+    metrics = Metrics(clock, instance="delivery")
+    delivery = Delivery(store, sinks, settings, clock=clock, metrics=metrics, logs=logs, rng=Random(1))
+
+    async def by_path(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if request.path == "/reset":
+            return False
+        status = {"/good": b"200 OK", "/500": b"500 No", "/404": b"404 None", "/429": b"429 Slow"}[request.path]
+        writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
+        return True
+
+    ends: set[tuple[str, str, int]] = set()
+    async with receiving(by_path) as receiver:
+        bad = [receiver.url(path) for path in ("/500", "/404", "/429", "/reset")]
+        running = asyncio.create_task(delivery.run())
+        for number in range(200):
+            result = Result(
+                id=f"m{number}",
+                model="m",
+                model_version="1",
+                accepted_at_ms=0,
+                finished_at_ms=clock.now_ms(),
+                attempts=1,
+            )
+            outbox = [(url, b"{}") for url in (*bad, receiver.url("/good"))]
+            await store.commit([Finished(result, outbox)])
+            await clock.sleep(0.002)
+        while (await store.counts()).outbox_pending:
+            await clock.sleep(0.01)
+        await delivery.stop()
+        await running
+        for number in range(200):
+            for pair in await store.deliveries(f"m{number}"):
+                name = pair.destination.rpartition("/")[2]
+                if name != "reset":
+                    ends.add((name, pair.state, pair.attempts))
+    assert ends == {("good", "delivered", 1), ("500", "dead", 4), ("404", "dead", 4), ("429", "dead", 4)}
+    assert sum(request.path == "/good" for request in receiver.requests) == 200
+    await sinks.close()
+    await store.close()
+    logs.close()
+    os.close(fd)
+
+
 async def test_a36_good_receivers_see_no_delay_and_bad_ones_end_as_they_must() -> None:
     clock = SystemClock()
     store = MemoryStore(clock)

@@ -232,6 +232,7 @@ ODD_BODIES = {
     "204 with a body": (204, b"HTTP/1.1 204 None\r\ncontent-length: 5\r\n\r\nhello"),
     "204 with a page": (204, b"HTTP/1.1 204 None\r\n\r\n<html>\r\n\r\n</html>"),
     "longer than said": (200, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nhello"),
+    "a large header": (200, b"HTTP/1.1 200 OK\r\nset-cookie: " + b"a" * 20_000 + b"\r\n\r\n"),
     "a second answer": (200, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 500 No\r\n\r\n"),
     "a chunk without a size": (200, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello"),
     "a chunk cut short": (201, b"HTTP/1.1 201 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel"),

@@ -310,9 +310,8 @@ class Delivery:
             self._successes.add(dispatch, outcome.status or 0)
             return
         next_s = self._schedule.next_s(dispatch.attempt, outcome, self._rng) if outcome.kind == "retry" else None
-        if next_s is None or self._is_over(
-            dispatch, self._stopped_by(self._origins.of(dispatch.destination), dispatch)
-        ):
+        gate = self._stopped_by(self._origins.of(dispatch.destination), dispatch)
+        if next_s is None or self._is_over(dispatch, gate):
             await self._give_up(dispatch, outcome)
             return
         next_at_ms = self._clock.now_ms() + int(next_s * 1000)

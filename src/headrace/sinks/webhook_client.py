@@ -32,6 +32,8 @@ _IDLE_S = 4.0
 # getaddrinfo waits as long as the name servers let it. In threads of their own, which nobody joins, names that do not
 # resolve hold up neither each other, nor whatever else uses the loop's default threads, nor the end of the process.
 _LOOK_UPS_MAX = 32
+# Of a line or a header of an answer: a receiver may set large cookies, and its status counts all the same.
+_FIELD_BYTES_MAX = 64 * 1024
 _BODILESS = frozenset({204, 304})
 _HEAD_END = b"\r\n\r\n"
 # A final answer may follow some 1xx in one piece of data; more than a few, and it is a body.
@@ -84,6 +86,8 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s),
             trust_env=False,
             auto_decompress=False,
+            max_line_size=_FIELD_BYTES_MAX,
+            max_field_size=_FIELD_BYTES_MAX,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept-Encoding", "Accept", "User-Agent"),
         )
