@@ -38,6 +38,8 @@ ONE_HOME = {
     "torch": "headrace/runtimes/torchscript",
     "tensorflow": "headrace/runtimes/tensorflow.py",
     "aiohttp": "headrace/sinks/webhook",
+    "google": "headrace/web/grpc",
+    "grpc": "headrace/web/grpc",
     "standardwebhooks": "headrace/sinks/webhook.py",
     "httptools": "headrace/web/connection.py",
     "prometheus_client": "headrace/telemetry/exposition.py",

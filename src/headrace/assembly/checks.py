@@ -21,6 +21,7 @@ from headrace.sinks.webhook import WebhookSettings, secrets_of
 from headrace.sqlite import check_filesystem, check_sqlite
 from headrace.stores import Store
 from headrace.supervise import HeartbeatSettings, Supervisor
+from headrace.web.grpc import grpc_fault
 
 __all__ = ["Finding", "check_all"]
 
@@ -48,6 +49,7 @@ def check_all(
 ) -> list[Finding]:
     """Look at everything; one fault hides no other."""
     settings, findings = _settings(flags, environ, file)
+    findings += _grpc(settings)
     findings += _sqlite(settings)
     findings += _disk(settings)
 
@@ -78,6 +80,13 @@ def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], file: str | 
         return load(SECTIONS, file="/dev/null"), found
     count = sum(source != "default" for _, _, source in settings.values())
     return settings, [Finding("settings", "ok", f"{count} set, the others are defaults")]
+
+
+def _grpc(settings: Settings) -> list[Finding]:
+    if settings[RootSettings].grpc_port is None:
+        return []
+    fault = grpc_fault()
+    return [Finding("grpc", "fault", fault) if fault else Finding("grpc", "ok", "its libraries are installed")]
 
 
 def _sqlite(settings: Settings) -> list[Finding]:

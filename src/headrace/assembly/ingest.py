@@ -11,7 +11,7 @@ from headrace.assembly.inference import find_models
 from headrace.assembly.instance import BOUND, ORPHANS, CannotStart, Instance, beside, engines, first_of
 from headrace.brokers import Broker
 from headrace.errors import HeadraceError
-from headrace.models.batcher import BatchSettings
+from headrace.models.batch import BatchSettings
 from headrace.models.cards import CardBook
 from headrace.models.host import ModelSettings
 from headrace.services.catalog import Catalog
@@ -26,6 +26,7 @@ from headrace.stores import Store
 from headrace.supervise import Heartbeat
 from headrace.telemetry.exposition import FORGET_S, Exposition
 from headrace.web.app import App, create_app
+from headrace.web.grpc import grpc_listener
 from headrace.web.server import CannotListen, Listener
 from headrace.web.settings import WebSettings
 
@@ -68,23 +69,52 @@ async def ingest(instance: Instance) -> int:
     return 0 if instance.life.stopping.is_set() else 1
 
 
-async def listen(instance: Instance, listener: Listener) -> str:
-    """Bind and serve, and say so; return the URL. Raises CannotStart naming address and port."""
+async def listen(instance: Instance, listener: Listener) -> tuple[str, str]:
+    """Bind and serve, gRPC too where the settings say so, and tell; return both URLs, "" without gRPC.
+
+    Raises CannotStart naming address and port.
+    """
+    port = instance.settings[RootSettings].grpc_port
+    facts: dict[str, Any] = {}
+    grpc = ""
+    if port is not None:
+        try:
+            other = grpc_listener(listener.app, listener.host, port)
+        except CannotListen as error:
+            raise CannotStart(str(error), final=True) from error
+        # First: whoever reaches one of them finds the other there.
+        await _start(instance, other.start)
+        listener.companion = other
+        grpc = f"grpc://{_shown(listener.host)}:{other.port}"
+        facts = {"grpc": grpc, "grpc_port": other.port}
+    try:
+        await _start(instance, listener.start)
+    except CannotStart:
+        if listener.companion is not None:
+            await listener.companion.end()
+        raise
+    address = f"http://{_shown(listener.host)}:{listener.port}"
+    for each in (address, grpc):
+        if each:
+            instance.logs.say("listening", address=each)
+    instance.life.ready(url=address, port=listener.port, **facts)
+    return address, grpc
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def _start(instance: Instance, start: Callable[[], Awaitable[None]]) -> None:
     until_s = instance.clock.monotonic_s() + (_ORPHANS_S if os.environ.get(ORPHANS) else 0.0)
     while True:
         try:
-            await listener.start()
-            break
+            return await start()
         except CannotListen as error:
             # The ingest of an `up` that was killed is gone a moment later.
             if instance.clock.monotonic_s() >= until_s or instance.life.stopping.is_set():
                 raise CannotStart(str(error), final=BOUND not in os.environ) from error
             await instance.clock.sleep(_BIND_PAUSE_S)
-    host = f"[{listener.host}]" if ":" in listener.host else listener.host
-    address = f"http://{host}:{listener.port}"
-    instance.logs.say("listening", address=address)
-    instance.life.ready(url=address, port=listener.port)
-    return address
 
 
 async def stop_listening(listener: Listener, life: Heartbeat) -> None:

@@ -50,7 +50,7 @@ async def serve(instance: Instance) -> int:
     listener = Listener(app, root.host, root.port)
     found = find_models(instance)
     # Live, and not ready, while models load.
-    url = await listen(instance, listener)
+    url, grpc = await listen(instance, listener)
     admin = await _start_admin(instance, host, door)
     try:
         loading = asyncio.create_task(_load(instance, host, found))
@@ -58,7 +58,7 @@ async def serve(instance: Instance) -> int:
         if loading.done():
             loading.result()
             instance.logs.say("ready", service=instance.service)
-            instance.announce(url)
+            instance.announce(url, grpc)
             async with beside(host.keep()):
                 await first_of(life.stopping.wait(), listener.stopped())
         instance.logs.say("stopping", service=instance.service, reason=life.reason or "the listener ended")

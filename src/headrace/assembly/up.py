@@ -62,11 +62,11 @@ def run_up(
     *,
     strict: bool,
     config: str | None,
-    announce: Callable[[str, Prepared], None],
+    announce: Callable[[str, str, Prepared], None],
 ) -> int:
     """Run the stack until it has stopped; return the exit code. Raises CannotStart.
 
-    `announce` is called once, with the URL and what was prepared, when requests will be answered.
+    `announce` is called once, with the URL, gRPC's or "", and what was prepared, when requests will be answered.
     """
     root = settings[RootSettings]
     clock = SystemClock()
@@ -93,7 +93,7 @@ class _Up:
         models: Sequence[str],
         strict: bool,
         config: str | None,
-        announce: Callable[[str, Prepared], None],
+        announce: Callable[[str, str, Prepared], None],
         clock: Clock,
         logs: Logs,
     ) -> None:
@@ -114,7 +114,7 @@ class _Up:
         )
         self._preparation = Preparation(settings, self._models, self._environ)
         self._prepared: Prepared | None = None
-        self._url = ""
+        self._url = self._grpc = ""
         #: What ingest said of itself; None before it spoke.
         self._reasons: list[str] | None = None
         self._announced = False
@@ -175,6 +175,9 @@ class _Up:
             # Wherever it is started again, it is found at the same place, and a port that somebody has taken
             # meanwhile is waited for.
             self._ingest.environ["HEADRACE_PORT"] = str(word["ready"]["port"])
+            if "grpc" in word["ready"]:
+                self._grpc = str(word["ready"]["grpc"])
+                self._ingest.environ["HEADRACE_GRPC_PORT"] = str(word["ready"]["grpc_port"])
             self._ingest.environ.update({BOUND: "1", ORPHANS: ""})
         if "reasons" in word:
             self._reasons = [str(reason) for reason in word["reasons"]]
@@ -209,4 +212,4 @@ class _Up:
         ):
             self._announced = True
             self._logs.say("ready", service="up")
-            self._announce(self._url, prepared)
+            self._announce(self._url, self._grpc, prepared)

@@ -14,6 +14,7 @@ __all__ = [
     "Broker",
     "Config",
     "Data",
+    "GrpcPort",
     "Host",
     "Json",
     "LogLevel",
@@ -38,6 +39,10 @@ Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 t
 AdminPort = Annotated[
     int | None,
     typer.Option("--admin-port", help="Port of the admin listener, on loopback: load and unload.", show_default="none"),
+]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option("--grpc-port", help="Port to listen on for gRPC too; 0 takes a free one.", show_default="no gRPC"),
 ]
 Workers = Annotated[
     int | None,

@@ -15,6 +15,7 @@ from headrace.cli.options import (
     Broker,
     Config,
     Data,
+    GrpcPort,
     Host,
     Json,
     LogLevel,
@@ -36,6 +37,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     admin_port: AdminPort = None,
+    grpc_port: GrpcPort = None,
     workers: Workers = None,
     model_path: ModelPath = None,
     strict: Strict = False,
@@ -48,13 +50,14 @@ def serve(
         host=host,
         port=port,
         admin_port=admin_port,
+        grpc_port=grpc_port,
         workers=workers,
         model_path=model_path,
         log_level=log_level,
     )
 
-    def announce(url: str) -> None:
-        typer.echo(f"Ready at {url}   (try {url}/health  {url}/docs  {url}/metrics)")
+    def announce(url: str, grpc: str) -> None:
+        typer.echo(f"Ready at {_both(url, grpc)}   (try {url}/health  {url}/docs  {url}/metrics)")
 
     raise typer.Exit(run_service("serve", service_main("serve"), settings, models, strict=strict, announce=announce))
 
@@ -63,6 +66,7 @@ def up(
     models: Models,
     host: Host = None,
     port: Port = None,
+    grpc_port: GrpcPort = None,
     workers: Workers = None,
     model_path: ModelPath = None,
     data: Data = None,
@@ -78,6 +82,7 @@ def up(
         config,
         host=host,
         port=port,
+        grpc_port=grpc_port,
         workers=workers,
         model_path=model_path,
         data=data,
@@ -89,14 +94,15 @@ def up(
     from headrace.assembly.preparation import Prepared
     from headrace.assembly.up import run_up
 
-    def announce(url: str, prepared: Prepared) -> None:
+    def announce(url: str, grpc: str, prepared: Prepared) -> None:
         names = sorted({artifact.name for artifact in prepared.good})
         if as_json:
-            show_json({"url": url, "models": names, "broken": prepared.broken}, compact=True)
+            also = {"grpc": grpc} if grpc else {}
+            show_json({"url": url, **also, "models": names, "broken": prepared.broken}, compact=True)
             return
         for reason in prepared.broken.values():
             note(f"headrace: not served: {reason}")
-        typer.echo(f"Ready: {', '.join(names)} at {url}   (try {url}/health  {url}/docs  {url}/results)")
+        typer.echo(f"Ready: {', '.join(names)} at {_both(url, grpc)}   (try {url}/health  {url}/docs  {url}/results)")
 
     code = run_up(
         settings,
@@ -115,6 +121,7 @@ def ingest(
     ] = None,
     host: Host = None,
     port: Port = None,
+    grpc_port: GrpcPort = None,
     model_path: ModelPath = None,
     data: Data = None,
     broker: Broker = None,
@@ -127,6 +134,7 @@ def ingest(
         config,
         host=host,
         port=port,
+        grpc_port=grpc_port,
         model_path=model_path,
         data=data,
         broker=broker,
@@ -159,6 +167,10 @@ def delivery(
 ) -> None:
     """Run one delivery process: sends results to their destinations."""
     _run("delivery", settings_of(config, data=data, store=store, log_level=log_level), ())
+
+
+def _both(url: str, grpc: str) -> str:
+    return f"{url} and {grpc}" if grpc else url
 
 
 def _run(service: str, settings: Any, models: Sequence[str], *, strict: bool = False) -> None:

@@ -88,6 +88,9 @@ class RootSettings:
     store: str = setting("", "Where results live: an URL. Empty: `sqlite:///{data}/headrace.db`.")
     host: str = setting("127.0.0.1", "Address that the data listener binds.")
     port: int = setting(8000, "Port of the data listener; 0 takes a free one.", min=0, max=65535)
+    grpc_port: int | None = setting(
+        None, "Port of the gRPC listener, at the same address; 0 takes a free one, nothing: no gRPC.", min=0, max=65535
+    )
     admin_port: int = setting(0, "Port of the admin listener, on loopback; 0: none.", min=0, max=65535)
     workers: int = setting(1, "Runners (serve) or inference processes (up).", min=1, max=256)
     model_path: str = setting(".", "Folder that relative paths of models start from.")

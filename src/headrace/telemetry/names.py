@@ -50,7 +50,8 @@ METRICS: tuple[MetricRow, ...] = (
         "headrace_http_requests_total",
         "counter",
         ("route", "method", "status"),
-        "Answers by route template (`other`: no route matched), method and HTTP status.",
+        "Answers by route template (`other`: no route matched), method and HTTP status. A gRPC call is a POST to its "
+        "method's path, with the status that HTTP would have given.",
     ),
     MetricRow(
         "headrace_http_request_duration_seconds",

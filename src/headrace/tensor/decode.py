@@ -22,7 +22,7 @@ from headrace.tensor.infer import InferAnswer, InferRequest, RequestedOutput
 from headrace.tensor.signature import Signature
 from headrace.tensor.values import tensor_from_json
 
-__all__ = ["ID_LENGTH_MAX", "decode_answer", "decode_request"]
+__all__ = ["ID_LENGTH_MAX", "checked_id", "decode_answer", "decode_request"]
 
 #: A caller's own `id` may have this many printable characters.
 ID_LENGTH_MAX = 128
@@ -103,7 +103,7 @@ def decode_request(
     request = InferRequest(
         model=model,
         version=version,
-        id=_checked_id(wire.id),
+        id=checked_id(wire.id),
         inputs=_tensors(wire.inputs, body, header_length, "input"),
     )
     if wire.parameters is not _ABSENT:
@@ -257,7 +257,8 @@ def _requested(wires: list[_Output]) -> tuple[RequestedOutput, ...]:
     return tuple(found.values())
 
 
-def _checked_id(id: str | None) -> str | None:
+def checked_id(id: str | None) -> str | None:
+    """Return a caller's own id, None for an empty one. Raises InvalidRequest for what no log line could hold."""
     if not id:
         return None
     if len(id) > ID_LENGTH_MAX or not id.isprintable():

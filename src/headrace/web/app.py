@@ -125,13 +125,7 @@ class App:
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, self._settings, self._bodies, self._monotonic_s())
-        request_id = legal_request_id(exchange.headers.get(b"x-request-id"))
-        exchange.request_id = request_id or self.new_request_id()
-        exchange.task = asyncio.current_task()
-        if self._tracing or b"traceparent" in exchange.headers:
-            self.site.begin_trace(exchange)
-        self.inflight.add(exchange)
+        exchange = self.enter(scope, receive)
         try:
             answer = await self._answer(exchange)
             if answer is None:
@@ -141,18 +135,33 @@ class App:
             else:
                 await self._send(exchange, answer, send)
         finally:
-            self.inflight.discard(exchange)
-            if self._idle is not None and not self.inflight:
-                self._idle.set()
-            if exchange.watcher is not None:
-                exchange.watcher.cancel()
-            if not exchange.finished_s:
-                self._finish(exchange)
-            # An error holds its frames and they this exchange: broken up here, nothing is left for the collector.
-            exchange.error = None
-            scope.pop(WHOLE, None)
-            if exchange.held:
-                self._bodies.give_back(exchange.held, self._monotonic_s() - exchange.started_s)
+            self.leave(exchange)
+
+    def enter(self, scope: Scope, receive: Receive) -> Exchange:
+        """Begin a request of the current task, whichever protocol it came by; `leave` has to end it."""
+        exchange = Exchange(scope, receive, self._settings, self._bodies, self._monotonic_s())
+        request_id = legal_request_id(exchange.headers.get(b"x-request-id"))
+        exchange.request_id = request_id or self.new_request_id()
+        exchange.task = asyncio.current_task()
+        if self._tracing or b"traceparent" in exchange.headers:
+            self.site.begin_trace(exchange)
+        self.inflight.add(exchange)
+        return exchange
+
+    def leave(self, exchange: Exchange) -> None:
+        """End a request: it is counted and logged, unless that was done, and what it held is given back."""
+        self.inflight.discard(exchange)
+        if self._idle is not None and not self.inflight:
+            self._idle.set()
+        if exchange.watcher is not None:
+            exchange.watcher.cancel()
+        if not exchange.finished_s:
+            self.answered(exchange)
+        # An error holds its frames and they this exchange: broken up here, nothing is left for the collector.
+        exchange.error = None
+        exchange.scope.pop(WHOLE, None)
+        if exchange.held:
+            self._bodies.give_back(exchange.held, self._monotonic_s() - exchange.started_s)
 
     def new_request_id(self) -> str:
         """Return an id that no other request of any process has; legal as X-Request-Id."""
@@ -249,10 +258,10 @@ class App:
         body = b"" if exchange.method == "HEAD" else answer.body
         whole = exchange.scope.get(WHOLE)
         if whole is not None and not closing and whole(answer.status, headers, body):
-            self._finish(exchange)
+            self.answered(exchange)
         else:
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            self._finish(exchange)
+            self.answered(exchange)
             if closing and not exchange.stopped and b"expect" not in exchange.headers:
                 # Closing while the client still sends would reset the connection and destroy the answer under way.
                 await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -280,7 +289,8 @@ class App:
         exchange.stage = "send"
         await send({"type": "http.response.body", "body": b""})
 
-    def _finish(self, exchange: Exchange) -> None:
+    def answered(self, exchange: Exchange) -> None:
+        """Count and log a request whose answer goes out now; once for each."""
         exchange.finished_s = self._monotonic_s()
         self.site.observe(exchange)
 
@@ -328,7 +338,7 @@ class App:
         scope: Scope = {"method": "", "headers": []}
         exchange = Exchange(scope, _nothing, self._settings, self._bodies, self._monotonic_s())
         exchange.request_id, exchange.status, exchange.error = request_id, status, error
-        self._finish(exchange)
+        self.answered(exchange)
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -97,6 +97,8 @@ def _make_call(site: Site, exchange: Exchange) -> tuple[Call, Preferences | None
             )
     if b"request-timeout" in headers:
         call.deadline_s = read_seconds("Request-Timeout", headers[b"request-timeout"], seconds_max=DEADLINE_S_MAX)
+    if exchange.deadline_s is not None:
+        call.deadline_s = min(exchange.deadline_s, DEADLINE_S_MAX if call.deadline_s is None else call.deadline_s)
     return call, preferences
 
 

@@ -92,6 +92,7 @@ class Exchange:
     __slots__ = (
         "bodies",
         "bytes_seen",
+        "deadline_s",
         "error",
         "extra_headers",
         "finished_s",
@@ -147,7 +148,10 @@ class Exchange:
         self.location = ""
         self.extra_headers: tuple[tuple[bytes, bytes], ...] = ()
         self.span: Span | None = None
-        #: "head" (nothing read), "body" (reading it), "work" (it is all here), "send".
+        #: Seconds from the start after which the protocol itself gives up (gRPC); None where it never does.
+        self.deadline_s: float | None = None
+        #: "head" (nothing read), "body" (reading it), "work" (it is all here), "send"; "call" where another
+        #: protocol reads the body and says when the caller has gone.
         self.stage = "head"
         self.bytes_seen = 0
         #: Why the sweeper ended it: "gone" or "slow"; "" if it did not.
@@ -215,6 +219,14 @@ class Exchange:
             self._hold(len(body))
         self.input_size = len(body)
         return body
+
+    def take(self, body: bytes) -> None:
+        """Take a body that another protocol has read. Raises TooLarge, and Overloaded where there is no room."""
+        self.stage = "call"
+        if len(body) > self.settings.body_bytes_max:
+            raise too_large(len(body), self.settings.body_bytes_max)
+        self._hold(len(body))
+        self.input_size = len(body)
 
     def _hold(self, size: int) -> None:
         if size > HELD_UNCOUNTED_MAX or self.held:

@@ -8,13 +8,13 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from headrace.errors import InvalidRequest
 from headrace.web.app import App
 from headrace.web.connection import Connection, Connections
 
-__all__ = ["CannotListen", "Listener", "probe", "run", "serve"]
+__all__ = ["CannotListen", "Companion", "Listener", "probe", "run", "serve"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,16 @@ class CannotListen(Exception):
     """The address cannot be bound; the message names address and port."""
 
 
+class Companion(Protocol):
+    """A listener of another protocol for the same application; its requests are among those in progress."""
+
+    def close(self) -> None:
+        """Begin no long work any more; the application refuses by now what is new."""
+
+    async def end(self) -> None:
+        """End what is left after the grace period."""
+
+
 class Listener:
     """One bound address that an application is served on, until `stop`."""
 
@@ -43,6 +53,8 @@ class Listener:
         #: The port asked for; after `start` the one that is bound.
         self.port = port
         self._connections: Connections
+        #: Another protocol's listener, which stops when this one does.
+        self.companion: Companion | None = None
         self._servers: list[asyncio.Server] = []
         self._looking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -89,6 +101,8 @@ class Listener:
         app.site.refusing = True
         for server in self._servers:
             server.close()
+        if self.companion is not None:
+            self.companion.close()
         await app.finish(settings.grace_s)
         if connections:
             await clock.sleep(LAST_REQUESTS_S)
@@ -96,6 +110,8 @@ class Listener:
         await app.finish(CANCEL_S)
         for connection in list(connections):
             connection.end()
+        if self.companion is not None:
+            await self.companion.end()
         # A turn of the loop lets closed transports flush; what does not flush then is cut.
         await clock.sleep(0.02)
         for connection in list(connections):
