@@ -140,8 +140,7 @@ class App:
     def enter(self, scope: Scope, receive: Receive) -> Exchange:
         """Begin a request of the current task, whichever protocol it came by; `leave` has to end it."""
         exchange = Exchange(scope, receive, self._settings, self._bodies, self._monotonic_s())
-        request_id = legal_request_id(exchange.headers.get(b"x-request-id"))
-        exchange.request_id = request_id or self.new_request_id()
+        exchange.request_id = legal_request_id(exchange.headers.get(b"x-request-id")) or self.new_request_id()
         exchange.task = asyncio.current_task()
         if self._tracing or b"traceparent" in exchange.headers:
             self.site.begin_trace(exchange)
