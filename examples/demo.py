@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import urllib.request
@@ -210,9 +211,11 @@ def main() -> int:
     options = parser.parse_args()
     folder = magika_folder()
     labels = json.loads((folder / "config.min.json").read_text())["target_labels_space"]
-    data = HERE / ".demo"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir()
+    # Asked to end by whatever ran it, it ends what it started, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A folder of its own for each run: another demo may still serve from the last one's.
+    (HERE / ".demo").mkdir(exist_ok=True)
+    data = Path(tempfile.mkdtemp(prefix="run-", dir=HERE / ".demo"))
     url = f"http://127.0.0.1:{free_port(options.port)}"
     model = f"filetype={folder / 'model.onnx'}"
     command = [sys.executable, "-m", "headrace", "up", model, "--data", str(data / "data")]
@@ -224,9 +227,13 @@ def main() -> int:
     try:
         client.wait_ready(up)
         good = run(client, up, labels)
-        console.print(f"\nTry:  curl {url}/health\n      curl '{url}/results?limit=1'\n      open {url}/docs")
-        console.print(f"      headrace submit filetype -i FILE --url {url}\n      the log: {data / 'up.log'}")
+        console.print(f"\nThe log: {data / 'up.log'}")
         if not options.exit:
+            example = data / "example.json"
+            example.write_text(json.dumps({"data": [features(Path(__file__).read_bytes())]}))
+            headrace = Path(sys.executable).parent / "headrace"
+            console.print(f"Try:  curl {url}/health\n      curl '{url}/results?limit=1'\n      open {url}/docs")
+            console.print(f"      {headrace} submit filetype -i {example} --url {url}", soft_wrap=True)
             console.print("Serving until Ctrl-C.")
             with contextlib.suppress(KeyboardInterrupt):
                 up.wait()
@@ -234,6 +241,7 @@ def main() -> int:
         if up.poll() is None:
             up.send_signal(signal.SIGTERM)
         code = up.wait(30)
+        shutil.rmtree(data / "data", ignore_errors=True)
     if code != 0:
         console.print(f"headrace up ended with {code}, see {data / 'up.log'}")
     return 0 if good and code == 0 else 1

@@ -259,10 +259,10 @@ def test_serve_with_nothing_that_loads_exits_with_the_reason(cli: Cli) -> None:
 async def test_serve_goes_on_without_one_broken_model_unless_it_is_told_to_be_strict(cli: Cli) -> None:
     (cli.folder / "empty.onnx").write_bytes(b"")
     port = free_port()
-    process = start_serve(cli, port, "empty.onnx", f"iris={IRIS}")
+    process = start_serve(cli, port, "empty.onnx", "nowhere.onnx", f"iris={IRIS}")
     try:
         assert process.stdout is not None
-        assert "Ready" in process.stdout.readline()
+        assert process.stdout.readline().startswith("Serving, not ready, at")
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
             async with http.post("/predict/iris", json={"data": ROW}) as answer:
                 assert answer.status == 200
@@ -270,7 +270,8 @@ async def test_serve_goes_on_without_one_broken_model_unless_it_is_told_to_be_st
                 assert answer.status == 503
             async with http.get("/v2/health/ready") as answer:
                 assert answer.status == 503
-                assert "empty" in await answer.text()
+                reasons = await answer.text()
+                assert "empty" in reasons and "nowhere.onnx" in reasons
     finally:
         process.kill()
         process.communicate()

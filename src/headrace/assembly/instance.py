@@ -52,7 +52,7 @@ ORPHANS = "HEADRACE__ORPHANS"
 _REPORT_S = 1.0
 
 
-def _say_nothing(url: str, grpc: str) -> None:
+def _say_nothing(url: str, grpc: str, reasons: Sequence[str]) -> None:
     """Tell nobody: the log and the supervisor know."""
 
 
@@ -80,7 +80,7 @@ class Instance:
     #: One model that cannot be loaded is a reason not to start.
     strict: bool = False
     #: Called with the URL, and gRPC's or "", when requests will be answered.
-    announce: Callable[[str, str], None] = _say_nothing
+    announce: Callable[[str, str, Sequence[str]], None] = _say_nothing
 
 
 def run_service(
@@ -91,7 +91,7 @@ def run_service(
     *,
     strict: bool = False,
     quiet: bool = False,
-    announce: Callable[[str, str], None] = _say_nothing,
+    announce: Callable[[str, str, Sequence[str]], None] = _say_nothing,
 ) -> int:
     """Run a service on an event loop of its own until it has stopped; return its exit code. `quiet` logs nothing.
 

@@ -49,6 +49,7 @@ async def serve(instance: Instance) -> int:
     )
     listener = Listener(app, root.host, root.port)
     found = find_models(instance)
+    host.missing = [fault.error.message for fault in found.faults]
     # Live, and not ready, while models load.
     url, grpc = await listen(instance, listener)
     admin = await _start_admin(instance, host, door)
@@ -57,8 +58,12 @@ async def serve(instance: Instance) -> int:
         await first_of(loading, life.stopping.wait(), listener.stopped())
         if loading.done():
             loading.result()
-            instance.logs.say("ready", service=instance.service)
-            instance.announce(url, grpc)
+            reasons = door.ready()
+            if reasons:
+                instance.logs.say("not_ready", service=instance.service, reasons=reasons)
+            else:
+                instance.logs.say("ready", service=instance.service)
+            instance.announce(url, grpc, reasons)
             async with beside(host.keep()):
                 await first_of(life.stopping.wait(), listener.stopped())
         instance.logs.say("stopping", service=instance.service, reason=life.reason or "the listener ended")
@@ -73,7 +78,7 @@ async def serve(instance: Instance) -> int:
 async def _load(instance: Instance, host: ModelHost, found: Resolution) -> None:
     await host.load(found.artifacts)
     failed = [hosted for hosted in host.versions.values() if not hosted.serves]
-    reasons = [fault.error.message for fault in found.faults] + [hosted.reason for hosted in failed]
+    reasons = [*host.missing, *(hosted.reason for hosted in failed)]
     if len(failed) == len(host.versions) or (instance.strict and reasons):
         raise CannotStart("; ".join(reasons) or "there is no model to serve")
 

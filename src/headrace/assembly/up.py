@@ -62,11 +62,12 @@ def run_up(
     *,
     strict: bool,
     config: str | None,
-    announce: Callable[[str, str, Prepared], None],
+    announce: Callable[[str, str, Prepared, Sequence[str]], None],
 ) -> int:
     """Run the stack until it has stopped; return the exit code. Raises CannotStart.
 
-    `announce` is called once, with the URL, gRPC's or "", and what was prepared, when requests will be answered.
+    `announce` is called once, when requests will be answered, with the URL, gRPC's or "", what was prepared, and the
+    reasons why it is not ready all the same.
     """
     root = settings[RootSettings]
     clock = SystemClock()
@@ -93,7 +94,7 @@ class _Up:
         models: Sequence[str],
         strict: bool,
         config: str | None,
-        announce: Callable[[str, str, Prepared], None],
+        announce: Callable[[str, str, Prepared, Sequence[str]], None],
         clock: Clock,
         logs: Logs,
     ) -> None:
@@ -211,5 +212,8 @@ class _Up:
             supervisor.ready(service) for service in ORDER
         ):
             self._announced = True
-            self._logs.say("ready", service="up")
-            self._announce(self._url, self._grpc, prepared)
+            if self._reasons:
+                self._logs.say("not_ready", service="up", reasons=self._reasons)
+            else:
+                self._logs.say("ready", service="up")
+            self._announce(self._url, self._grpc, prepared, self._reasons)

@@ -56,8 +56,11 @@ def serve(
         log_level=log_level,
     )
 
-    def announce(url: str, grpc: str) -> None:
-        typer.echo(f"Ready at {_both(url, grpc)}   (try {url}/health  {url}/docs  {url}/metrics)")
+    def announce(url: str, grpc: str, reasons: Sequence[str]) -> None:
+        for reason in reasons:
+            note(f"headrace: not served: {reason}")
+        word = "Serving, not ready," if reasons else "Ready"
+        typer.echo(f"{word} at {_both(url, grpc)}   (try {url}/health  {url}/docs  {url}/metrics)")
 
     raise typer.Exit(run_service("serve", service_main("serve"), settings, models, strict=strict, announce=announce))
 
@@ -94,7 +97,7 @@ def up(
     from headrace.assembly.preparation import Prepared
     from headrace.assembly.up import run_up
 
-    def announce(url: str, grpc: str, prepared: Prepared) -> None:
+    def announce(url: str, grpc: str, prepared: Prepared, reasons: Sequence[str]) -> None:
         names = sorted({artifact.name for artifact in prepared.good})
         if as_json:
             also = {"grpc": grpc} if grpc else {}
@@ -102,7 +105,8 @@ def up(
             return
         for reason in prepared.broken.values():
             note(f"headrace: not served: {reason}")
-        typer.echo(f"Ready: {', '.join(names)} at {_both(url, grpc)}   (try {url}/health  {url}/docs  {url}/results)")
+        word = "Serving, not ready" if reasons else "Ready"
+        typer.echo(f"{word}: {', '.join(names)} at {_both(url, grpc)}   (try {url}/health  {url}/docs  {url}/results)")
 
     code = run_up(
         settings,

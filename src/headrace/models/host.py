@@ -67,6 +67,8 @@ class ModelHost:
         """
         self.settings = settings
         self.versions: dict[tuple[str, str], Hosted] = {}
+        #: Why what was asked for is not even listed: nothing that could be loaded was found.
+        self.missing: Sequence[str] = ()
         #: Grows with every change of state, for whoever keeps a list of them.
         self.generation = 0
         #: Bytes that all versions together may take.

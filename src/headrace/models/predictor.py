@@ -103,7 +103,8 @@ class Predictor:
         loading = any(hosted.state == "loading" for hosted in self.host.versions.values())
         if not self.host.settings.require_all and not loading and len(waiting) < len(states):
             return []
-        return [f"model {state.name!r} version {state.version}: {state.reason}" for state in waiting]
+        missing = self.host.missing if self.host.settings.require_all else ()
+        return [*missing, *(f"model {state.name!r} version {state.version}: {state.reason}" for state in waiting)]
 
     def progress(self) -> Progress:
         """Return whether work goes on, over all versions. May be called from any thread."""
